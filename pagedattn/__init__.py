@@ -1,0 +1,20 @@
+"""PagedAttention, built one idea a chapter. What is imported here is the last stage of each."""
+
+from pagedattn.attention import AttentionSpec, attention
+from pagedattn.cache import Batch, Config, KVCache, OutOfBlocks, Usage
+from pagedattn.paged import BlockPool, BlockTable, KVCacheBlock, PagedKVCache, build_cache
+
+__all__ = [
+    "AttentionSpec",
+    "Batch",
+    "BlockPool",
+    "BlockTable",
+    "Config",
+    "KVCache",
+    "KVCacheBlock",
+    "OutOfBlocks",
+    "PagedKVCache",
+    "Usage",
+    "attention",
+    "build_cache",
+]

@@ -1,0 +1,338 @@
+"""The verbs of every KV cache in this book, and the checks that they share.
+
+A cache is driven in steps. ``add`` begins a sequence; ``reserve`` asks for slots for the next
+tokens of some sequences and returns a ``Batch``; the model runs over the batch and calls
+``batch.attend`` once a layer; ``batch.commit`` says that the tokens are computed. Sampled tokens
+come in with ``append``, and ``free`` ends a sequence::
+
+    n = cache.add("A", prompt)                      # n tokens are already computed
+    batch = cache.reserve({"A": len(prompt) - n})   # slots for the rest
+    hidden = model(batch.token_ids, batch.positions, batch.attend)
+    batch.commit()
+    cache.append("A", [next_token])
+    batch = cache.reserve({"A": 1})                 # … and so on
+
+Where K and V lie is what a stage adds: it overrides the methods whose names begin with an
+underscore.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagedattn.attention import AttentionSpec
+from pagedattn.batch import Batch, SeqId
+
+__all__ = [
+    "Batch",
+    "Config",
+    "InvariantError",
+    "KVCache",
+    "OutOfBlocks",
+    "SeqId",
+    "Sequence",
+    "Usage",
+]
+
+
+class OutOfBlocks(ValueError):
+    """The pool cannot give what was asked for. ``needed`` and ``free`` count blocks (slots in
+    chapter 01)."""
+
+    def __init__(self, needed: int, free: int, message: str | None = None) -> None:
+        super().__init__(message or f"{needed} blocks are needed, {free} are free")
+        self.needed = needed
+        self.free = free
+
+
+class InvariantError(AssertionError):
+    """A structure contradicts itself. The message names the invariant and shows the pool."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The size and kind of a KV cache; the same for every stage.
+
+    ``num_blocks`` counts block 0, which holds no sequence, so ``num_slots`` is (num_blocks - 1) *
+    block_size. ``max_seq_len`` is the most tokens of one sequence, ``max_num_seqs`` the most
+    sequences at a time. ``layer_specs`` has one entry a layer; left empty, every layer is plain
+    causal attention. With ``poison`` on, K and V that are dead are overwritten with NaN, so that
+    reading them shows.
+
+    Raises ValueError for a size below its least value, a dtype that is not floating point, or a
+    number of ``layer_specs`` that is not ``num_layers``.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_blocks: int
+    max_seq_len: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    dtype: torch.dtype = torch.float32
+    device: str | torch.device = "cpu"
+    poison: bool = False
+    layer_specs: tuple[AttentionSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "num_layers",
+            "num_kv_heads",
+            "head_dim",
+            "block_size",
+            "max_seq_len",
+            "max_num_seqs",
+        )
+        for name, least in {**dict.fromkeys(sizes, 1), "num_blocks": 2}.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"{name} is {value!r}; it must be a whole number, at least {least}"
+                )
+        if not self.dtype.is_floating_point:
+            raise ValueError(f"dtype is {self.dtype}; K and V need a floating-point type")
+        if not self.layer_specs:
+            object.__setattr__(self, "layer_specs", (AttentionSpec(),) * self.num_layers)
+        elif len(self.layer_specs) != self.num_layers:
+            raise ValueError(f"{len(self.layer_specs)} layer_specs for {self.num_layers} layers")
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that sequences can use. One slot holds K and V of one token, for all layers."""
+        return (self.num_blocks - 1) * self.block_size
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Where the slots of a cache are, counted in slots.
+
+    ``used`` hold a computed token, ``reserved`` belong to some sequence (the used ones among them).
+    """
+
+    total: int
+    used: int
+    reserved: int
+
+    @property
+    def wasted(self) -> int:
+        """Reserved, but holding nothing."""
+        return self.reserved - self.used
+
+    @property
+    def free(self) -> int:
+        """Open to any sequence."""
+        return self.total - self.reserved
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sequence: the tokens that are known, and how many of them have K and V in the cache."""
+
+    seq_id: SeqId
+    token_ids: list[int]
+    max_tokens: int
+    num_computed_tokens: int = 0
+
+
+class KVCache(ABC):
+    """Keys and values of many sequences. Stages say where they lie; this class checks and
+    counts."""
+
+    sequence_class: type[Sequence] = Sequence
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.sequences: dict[SeqId, Any] = {}
+        self.open_batch: Batch | None = None
+
+    # The verbs.
+
+    def add(self, seq_id: SeqId, token_ids: Iterable[int], max_tokens: int | None = None) -> int:
+        """Begin a sequence of known tokens that may grow to ``max_tokens`` (default:
+        ``max_seq_len``).
+
+        Returns how many of its tokens are already computed: 0 before chapter 04. Raises ValueError
+        for an id that is in use, an empty prompt, a prompt over the limit, a limit over
+        ``max_seq_len`` or one sequence too many.
+        """
+        self._check_no_open_batch("add")
+        tokens = _as_token_ids(token_ids)
+        limit = self.config.max_seq_len if max_tokens is None else max_tokens
+        if seq_id in self.sequences:
+            raise ValueError(f"sequence {seq_id!r} is in the cache already")
+        if not tokens:
+            raise ValueError(f"sequence {seq_id!r} has an empty prompt; at least 1 token is needed")
+        if not 1 <= limit <= self.config.max_seq_len:
+            raise ValueError(
+                f"max_tokens is {limit}; max_seq_len allows 1 to {self.config.max_seq_len}"
+            )
+        if len(tokens) > limit:
+            raise ValueError(f"sequence {seq_id!r} has {len(tokens)} tokens; its limit is {limit}")
+        if len(self.sequences) == self.config.max_num_seqs:
+            raise ValueError(f"{self.config.max_num_seqs} sequences are in the cache: max_num_seqs")
+        sequence = self.sequence_class(seq_id, tokens, limit)
+        self._begin(sequence)
+        self.sequences[seq_id] = sequence
+        return sequence.num_computed_tokens
+
+    def append(self, seq_id: SeqId, token_ids: Iterable[int]) -> None:
+        """Tokens that are known now but not computed yet: those just sampled. ValueError over
+        ``max_tokens``."""
+        self._check_no_open_batch("append")
+        sequence, tokens = self._sequence(seq_id), _as_token_ids(token_ids)
+        if len(sequence.token_ids) + len(tokens) > sequence.max_tokens:
+            raise ValueError(
+                f"sequence {seq_id!r} has {len(sequence.token_ids)} tokens; "
+                f"{len(tokens)} more exceed its limit of {sequence.max_tokens}"
+            )
+        sequence.token_ids.extend(tokens)
+
+    def reserve(self, num_new_tokens: Mapping[SeqId, int]) -> Batch:
+        """Slots for the next n tokens of each sequence named, for all of them or for none.
+
+        Raises OutOfBlocks when the pool is short, ValueError for an unknown sequence, n below 1, or
+        more tokens than are known and not computed yet. Then nothing has changed.
+        """
+        self._check_no_open_batch("reserve")
+        if not num_new_tokens:
+            raise ValueError("reserve needs at least one sequence")
+        counts = {seq_id: operator.index(n) for seq_id, n in num_new_tokens.items()}
+        for seq_id, n in counts.items():
+            sequence = self._sequence(seq_id)
+            waiting = len(sequence.token_ids) - sequence.num_computed_tokens
+            if not 1 <= n <= waiting:
+                raise ValueError(
+                    f"reserve {n} tokens of sequence {seq_id!r}: "
+                    f"{waiting} are known and not computed yet"
+                )
+        self._take(counts)
+        self.open_batch = self._build_batch(counts)
+        return self.open_batch
+
+    def free(self, seq_id: SeqId) -> None:
+        """End a sequence and give back all that it holds. ValueError if it is unknown."""
+        self._check_no_open_batch("free")
+        self._end(self._sequence(seq_id))
+        del self.sequences[seq_id]
+
+    # What can be asked.
+
+    @property
+    def seq_ids(self) -> list[SeqId]:
+        """The sequences in the cache, oldest first."""
+        return list(self.sequences)
+
+    def num_tokens(self, seq_id: SeqId) -> int:
+        """Tokens of a sequence that are known, computed or not."""
+        return len(self._sequence(seq_id).token_ids)
+
+    def num_computed_tokens(self, seq_id: SeqId) -> int:
+        """Tokens of a sequence whose K and V are in the cache."""
+        return self._sequence(seq_id).num_computed_tokens
+
+    @abstractmethod
+    def need(self, token_ids: Iterable[int], n: int) -> tuple[int, int]:
+        """What ``add`` and then ``reserve`` of n tokens would find: (tokens already computed,
+        blocks taken)."""
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """Slots in all, used, reserved, wasted and free."""
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError if the cache contradicts itself."""
+        for sequence in self.sequences.values():
+            known, computed = len(sequence.token_ids), sequence.num_computed_tokens
+            if not 0 <= computed <= known <= sequence.max_tokens:
+                raise InvariantError(
+                    f"sequence {sequence.seq_id!r}: {computed} tokens computed, {known} known, "
+                    f"at most {sequence.max_tokens} allowed"
+                )
+
+    # What a stage adds.
+
+    @abstractmethod
+    def _begin(self, sequence: Any) -> None:
+        """Storage that a sequence needs from the start. Raises before any change."""
+
+    @abstractmethod
+    def _take(self, num_new_tokens: Mapping[SeqId, int]) -> None:
+        """Storage for the next tokens of every sequence. Raises OutOfBlocks before any change."""
+
+    @abstractmethod
+    def _address(
+        self, seq_ids: list[SeqId], query_start_loc: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The block table of these sequences, and the slot of every token of the batch."""
+
+    @abstractmethod
+    def _attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store and attend, from the batch's tensors alone."""
+
+    def _commit(self, batch: Batch) -> None:
+        for seq_id, n in batch.num_new_tokens.items():
+            self.sequences[seq_id].num_computed_tokens += n
+
+    @abstractmethod
+    def _abort(self, batch: Batch) -> None:
+        """Give back what ``_take`` took."""
+
+    @abstractmethod
+    def _end(self, sequence: Any) -> None:
+        """Give back all that a sequence holds."""
+
+    # Shared by all stages.
+
+    def _build_batch(self, counts: dict[SeqId, int]) -> Batch:
+        sequences = [self.sequences[seq_id] for seq_id in counts]
+        spans = [
+            range(s.num_computed_tokens, s.num_computed_tokens + n)
+            for s, n in zip(sequences, counts.values(), strict=True)
+        ]
+        device = self.config.device
+        token_ids = [s.token_ids[p] for s, span in zip(sequences, spans, strict=True) for p in span]
+        positions = torch.tensor([p for span in spans for p in span], device=device)
+        starts = [0, *accumulate(counts.values())]
+        query_start_loc = torch.tensor(starts, dtype=torch.int32, device=device)
+        block_table, slot_mapping = self._address(list(counts), query_start_loc, positions)
+        return Batch(
+            cache=self,
+            num_new_tokens=counts,
+            token_ids=torch.tensor(token_ids, device=device),
+            positions=positions,
+            query_start_loc=query_start_loc,
+            seq_lens=torch.tensor([s.stop for s in spans], dtype=torch.int32, device=device),
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+        )
+
+    def _sequence(self, seq_id: SeqId) -> Any:
+        try:
+            return self.sequences[seq_id]
+        except KeyError:
+            raise ValueError(
+                f"unknown sequence {seq_id!r}; the cache holds {self.seq_ids}"
+            ) from None
+
+    def _check_no_open_batch(self, verb: str) -> None:
+        if self.open_batch is not None:
+            raise ValueError(
+                f"{verb} while a batch of {self.open_batch.seq_ids} is open; "
+                "commit or abort it first"
+            )
+
+
+def _as_token_ids(token_ids: Iterable[int]) -> list[int]:
+    tokens = [operator.index(token) for token in token_ids]
+    if tokens and min(tokens) < 0:
+        raise ValueError(f"token id {min(tokens)}; ids are 0 or more")
+    return tokens
