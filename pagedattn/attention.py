@@ -85,64 +85,49 @@ def attention(
 
     Raises ValueError when the shapes do not fit together.
     """
-    check_attention_shapes(q, k, v)
-    num_queries, num_keys = q.shape[0], k.shape[0]
-    key_positions = torch.arange(num_keys, device=q.device)
-    query_positions = torch.arange(num_keys - num_queries, num_keys, device=q.device)
-    visible = visible_keys(query_positions, key_positions, spec, causal=causal)
-    out, lse = masked_attention(q[None], k[None], v[None], visible[None], spec)
-    return (out[0], lse[0]) if return_lse else out[0]
+    _check_shapes(q, k, v)
+    num_queries, num_heads, head_dim = q.shape
+    num_keys, num_kv_heads, _ = k.shape
+    dtype = torch.promote_types(q.dtype, torch.float32)  # scores and sums are never half precision
+    scale = head_dim**-0.5 if spec.scale is None else spec.scale
+
+    # The query heads that share a KV head are rows of one matrix product; row r of KV head g is
+    # query r % num_queries of query head g * group + r // num_queries.
+    group = num_heads // num_kv_heads
+    rows = q.to(dtype).unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)
+    scores = rows @ k.to(dtype).permute(1, 2, 0) * scale  # [num_kv_heads, rows, num_keys]
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    hidden = ~visible_keys(num_queries, num_keys, spec, causal=causal, device=q.device)
+    scores = scores.unflatten(1, (group, num_queries)).masked_fill(hidden, -math.inf)
+
+    lse = scores.logsumexp(dim=-1, keepdim=True)  # [num_kv_heads, group, num_queries, 1]
+    # Where nothing is visible lse is -inf, and -inf minus -inf is NaN: subtract 0 there instead.
+    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0))
+    out = weights.flatten(1, 2) @ v.to(dtype).transpose(0, 1)  # [num_kv_heads, rows, head_dim]
+    out = out.unflatten(1, (group, num_queries)).permute(2, 0, 1, 3).reshape(q.shape).to(q.dtype)
+    return (out, lse.permute(2, 0, 1, 3).reshape(num_queries, num_heads)) if return_lse else out
 
 
 def visible_keys(
-    query_positions: Tensor, key_positions: Tensor, spec: AttentionSpec, *, causal: bool = True
+    num_queries: int,
+    num_keys: int,
+    spec: AttentionSpec = AttentionSpec(),
+    *,
+    causal: bool = True,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Which query sees which key: [..., num_queries] and [num_keys] positions give [...,
-    num_queries, num_keys]."""
-    distance = query_positions[..., None] - key_positions
+    """Which query sees which key: bool [num_queries, num_keys]; the queries stand at the end."""
+    key_positions = torch.arange(num_keys, device=device)
+    query_positions = torch.arange(num_keys - num_queries, num_keys, device=device)
+    distance = query_positions[:, None] - key_positions
     visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     if spec.window is not None:
         visible &= distance < spec.window
     return visible
 
 
-def masked_attention(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, spec: AttentionSpec
-) -> tuple[Tensor, Tensor]:
-    """The arithmetic of attention, for a batch of rows of equal shape.
-
-    Shapes: ``q`` [batch, num_queries, num_heads, head_dim]; ``k``, ``v`` [batch, num_keys,
-    num_kv_heads, head_dim]; ``visible`` [batch, num_queries, num_keys]. Returns the output in the
-    shape of ``q`` and the log-sum-exp [batch, num_queries, num_heads]. Scores and sums are at least
-    float32 whatever the dtype of the inputs.
-
-    Every value must be finite: a hidden value gets weight 0, and 0 times NaN is NaN.
-    """
-    batch, num_queries, num_heads, head_dim = q.shape
-    num_kv_heads = k.shape[2]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = head_dim**-0.5 if spec.scale is None else spec.scale
-
-    # Query heads that share a KV head become rows of one matrix product: b is the batch, g the KV
-    # heads, r = (num_heads / num_kv_heads) * num_queries the rows, n the keys, d the head_dim.
-    rows = q.to(dtype).unflatten(2, (num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
-    group = rows.shape[2]
-    scores = rows.flatten(2, 3) @ k.to(dtype).permute(0, 2, 3, 1) * scale  # [b, g, r, n]
-    if spec.soft_cap is not None:
-        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    scores = scores.unflatten(2, (group, num_queries))
-    scores = scores.masked_fill(~visible[:, None, None], -math.inf)
-
-    lse = scores.logsumexp(dim=-1, keepdim=True)  # [b, g, group, num_queries, 1]
-    # Where nothing is visible lse is -inf, and -inf minus -inf is NaN: subtract 0 there instead.
-    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0))
-    out = weights.flatten(2, 3) @ v.to(dtype).transpose(1, 2)  # [b, g, r, d]
-    out = out.unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4).reshape(q.shape)
-    lse = lse.permute(0, 3, 1, 2, 4).reshape(batch, num_queries, num_heads)
-    return out.to(q.dtype), lse
-
-
-def check_attention_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError unless q [queries, heads, dim] and k, v [keys, kv_heads, dim] fit
     together."""
     if q.dim() != 3 or k.dim() != 3:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pagedattn.attention import AttentionSpec, masked_attention, visible_keys
+from pagedattn.attention import AttentionSpec, attention
 from pagedattn.cache import (
     Batch,
     Config,
@@ -217,27 +217,19 @@ def paged_attention(
     1]. The queries of a sequence stand at its last positions. Returns the shape of ``q``; 0 for
     padding tokens.
 
-    Sequences with equally many queries are computed together: the decodes of a batch are one group.
+    Once a sequence's blocks are gathered in the order of its table, paging is over: what is left is
+    attention over contiguous K and V. Only slots of the sequence are gathered; the ones behind its
+    end may hold anything, and a weight of 0 does not help, because 0 times NaN is NaN.
     """
     block_size = k_cache.shape[1]
     out = torch.zeros_like(q)
-    query_lens = query_start_loc.diff()
-    for query_len in query_lens[query_lens > 0].unique().tolist():
-        rows = (query_lens == query_len).nonzero()[:, 0]
-        lens = seq_lens[rows].to(torch.int64)
-        num_blocks = -(-int(lens.max()) // block_size)
-        blocks = block_table[rows, :num_blocks]  # [num_rows, num_blocks], short rows padded with 0
-        keys, values = k_cache[blocks].flatten(1, 2), v_cache[blocks].flatten(1, 2)
-
-        key_positions = torch.arange(num_blocks * block_size, device=q.device)
-        queries = torch.arange(query_len, device=q.device)
-        query_positions = (lens - query_len)[:, None] + queries
-        visible = visible_keys(query_positions, key_positions, spec)
-        # A slot behind the end of its sequence may hold anything, and 0 times NaN is NaN.
-        values.masked_fill_((key_positions >= lens[:, None])[..., None, None], 0)
-
-        tokens = query_start_loc[rows].to(torch.int64)[:, None] + queries  # [num_rows, query_len]
-        out[tokens], _ = masked_attention(q[tokens], keys, values, visible, spec)
+    bounds = query_start_loc.tolist()
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        queries = slice(bounds[row], bounds[row + 1])
+        blocks = block_table[row, : -(-seq_len // block_size)]
+        keys = k_cache.index_select(0, blocks).flatten(0, 1)[:seq_len]
+        values = v_cache.index_select(0, blocks).flatten(0, 1)[:seq_len]
+        out[queries] = attention(q[queries], keys, values, spec)
     return out
 
 
