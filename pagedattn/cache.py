@@ -21,7 +21,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -79,7 +79,7 @@ class Config:
     block_size: int = 16
     max_num_seqs: int = 256
     dtype: torch.dtype = torch.float32
-    device: str | torch.device = "cpu"
+    device: str | torch.device = field(default_factory=torch.get_default_device)
     poison: bool = False
     layer_specs: tuple[AttentionSpec, ...] = ()
 

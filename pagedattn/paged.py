@@ -119,7 +119,8 @@ class BlockTable:
     """
 
     def __init__(self, max_num_seqs: int, max_blocks_per_seq: int) -> None:
-        self.table = torch.zeros(max_num_seqs, max_blocks_per_seq, dtype=torch.int32)
+        shape = (max_num_seqs, max_blocks_per_seq)
+        self.table = torch.zeros(shape, dtype=torch.int32, device="cpu")
         self.num_blocks = [0] * max_num_seqs
 
     def append_row(self, block_ids: list[int], row: int) -> None:
@@ -128,7 +129,7 @@ class BlockTable:
         stop = start + len(block_ids)
         if stop > width:
             raise ValueError(f"row {row} would have {stop} blocks; the table has {width} columns")
-        self.table[row, start:stop] = torch.tensor(block_ids, dtype=torch.int32)
+        self.table[row, start:stop] = torch.tensor(block_ids, dtype=torch.int32, device="cpu")
         self.num_blocks[row] = stop
 
     def add_row(self, block_ids: list[int], row: int) -> None:
@@ -411,9 +412,10 @@ class PagedKVCache(KVCache):
         """Free blocks, the last one first: it is the first to be used again."""
         dead = self.pool.free_blocks(reversed(blocks))
         if self.config.poison:
-            ids = torch.tensor([block.block_id for block in dead], dtype=torch.int64)
-            slots = ids[:, None] * self.config.block_size + torch.arange(self.config.block_size)
-            poison(self.k_cache.flatten(1, 2), self.v_cache.flatten(1, 2), slots.flatten())
+            block_size = self.config.block_size
+            slots = [block.block_id * block_size + i for block in dead for i in range(block_size)]
+            dead_slots = torch.tensor(slots, dtype=torch.int64, device=self.k_cache.device)
+            poison(self.k_cache.flatten(1, 2), self.v_cache.flatten(1, 2), dead_slots)
 
 
 def build_cache(config: Config) -> PagedKVCache:

@@ -1,0 +1,1 @@
+"""The book: Markdown chapters with formulas, figures and checked code, rendered by mdBook."""
