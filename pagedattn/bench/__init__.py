@@ -1,0 +1,1 @@
+"""Measurements: programs that time, and tests that do not."""
