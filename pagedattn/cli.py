@@ -1,0 +1,105 @@
+"""The command line: `pagedattn COMMAND …`. Each command is imported only when it is asked for."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+Run = Callable[[Namespace], object]
+
+
+def _demo(parser: ArgumentParser) -> Run:
+    from pagedattn.demo import run_demo
+
+    return run_demo
+
+
+def _generate(parser: ArgumentParser) -> Run:
+    from pagedattn.demo import add_generate_arguments, run_generate
+
+    add_generate_arguments(parser)
+    return run_generate
+
+
+def _trace(parser: ArgumentParser) -> Run:
+    from pagedattn.bench.waste import add_arguments, run
+
+    add_arguments(parser)
+    return run
+
+
+def _bench(parser: ArgumentParser) -> Run:
+    measurements = parser.add_subparsers(metavar="MEASUREMENT", required=True)
+    measurements.add_parser("generate", help="tokens per second against transformers")
+    return lambda args: None
+
+
+def _exercises(parser: ArgumentParser) -> Run:
+    from pagedattn.course.check import add_exercises_arguments, run_exercises
+
+    add_exercises_arguments(parser)
+    return run_exercises
+
+
+def _figures(parser: ArgumentParser) -> Run:
+    from pagedattn.course.check import run_figures
+
+    return run_figures
+
+
+def _check(parser: ArgumentParser) -> Run:
+    from pagedattn.course.check import run_check
+
+    return run_check
+
+
+COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], Run] | None]] = {
+    "demo": ("watch the model answer through the paged cache", _demo),
+    "generate": ("answer prompts, on any stage or on your own code", _generate),
+    "trace": ("replay a recorded trace: how much reserved memory is used", _trace),
+    "bench": ("measure speed", _bench),
+    "exercises": ("write the students' files and refresh the code in the texts", _exercises),
+    "figures": ("draw the figures again", _figures),
+    "book": ("build the book", None),
+    "check": ("is all that is generated current?", _check),
+}
+# These read their own arguments.
+MAINS = {("book",): "pagedattn.book.build", ("bench", "generate"): "pagedattn.bench.generate"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns 0, or 1 when it found something wrong, or 2 for wrong input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except (ValueError, OSError, NotImplementedError) as error:
+        from pagedattn.course.tasks import unfinished_task
+
+        if todo := unfinished_task(error):
+            print(f"to do: {todo}", file=sys.stderr)
+        elif isinstance(error, NotImplementedError):
+            raise
+        else:
+            print(f"pagedattn: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    for words, module in MAINS.items():
+        if tuple(arguments[: len(words)]) == words:
+            return int(import_module(module).main(arguments[len(words) :]))
+    args = build_parser(arguments).parse_args(arguments)
+    return int(args.run(args) or 0)
+
+
+def build_parser(arguments: Sequence[str]) -> ArgumentParser:
+    """The parser, with the options of that command alone which `arguments` name."""
+    parser = ArgumentParser(prog="pagedattn", description="PagedAttention, a textbook that runs.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (summary, prepare) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if prepare and name in arguments[:1]:
+            command.set_defaults(run=prepare(command))
+    return parser

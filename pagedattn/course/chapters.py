@@ -1,0 +1,42 @@
+"""Which chapters there are, and where their files lie."""
+
+from pathlib import Path
+
+# The staircase, lowest first: chapter -> the module that it builds. `import` never goes upward.
+STAGES = {
+    "01": "pagedattn.contiguous",
+    "02": "pagedattn.paged",
+}
+
+
+def stage_name(chapter: str) -> str:
+    """The short name of a chapter's stage: `paged` for chapter 02."""
+    return STAGES[chapter].rpartition(".")[2]
+
+
+def find_root() -> Path:
+    """The checkout's top folder: around the working directory or else around the package.
+
+    Raises ValueError where there is none, as when the package was installed without its checkout.
+    """
+    here = Path.cwd()
+    package = Path(__file__).resolve().parents[1]
+    for folder in (here, *here.parents, package.parent):
+        if any(chapter_folders(folder)):
+            return folder
+    raise ValueError(
+        f"no chapters found around {here} nor beside {package}; "
+        "this needs a checkout of the repository, not only the installed package"
+    )
+
+
+def chapter_folders(root: Path) -> dict[str, Path]:
+    """The folders `chapters/NN` of a checkout that are chapters of `STAGES`, in order."""
+    folders = {chapter: root / "chapters" / chapter for chapter in STAGES}
+    return {chapter: folder for chapter, folder in folders.items() if folder.is_dir()}
+
+
+def shown(path: Path, root: Path | None = None) -> str:
+    """A path as a person would write it: seen from `root`, or else from the working directory."""
+    absolute, root = path.resolve(), (root or Path.cwd()).resolve()
+    return str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(path)

@@ -1,0 +1,237 @@
+"""A cache under observation: beside it stands everything that it should remember.
+
+The tests of the verbs drive a cache through a `Witness`. It draws Q, K and V of every token at
+random, keeps all of them, and compares what the cache computes with attention that has no cache.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagedattn.attention import attention
+from pagedattn.cache import Batch, Config, InvariantError, SeqId
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Outputs are means of numbers around 1. The cache may sum in another order than the reference,
+# which is always computed in float64: a few units in the last place of either type.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
+
+
+@dataclass
+class History:
+    """All tokens of one sequence: ids, and Q, K, V [num_layers, num_tokens, heads, head_dim]."""
+
+    token_ids: list[int]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    num_computed: int = 0
+
+
+class Witness:
+    """A cache with the verbs of a stage, and the history of each of its sequences.
+
+    ``stage`` is a module with ``build_cache``; ``options`` replace fields of the small ``Config``
+    that it starts from: float64, poison on, 120 slots, sequences of up to 24 tokens. Everything
+    random comes from ``seed``.
+    """
+
+    def __init__(
+        self, stage: ModuleType, *, num_heads: int = 4, seed: int = 0, **options: Any
+    ) -> None:
+        defaults: dict[str, Any] = {
+            "num_layers": 2,
+            "num_kv_heads": 2,
+            "head_dim": 8,
+            "block_size": 4,
+            "num_blocks": 31,
+            "max_seq_len": 24,
+            "dtype": torch.float64,
+            "poison": True,
+            "device": DEVICE,
+        }
+        self.config = Config(**(defaults | options))
+        self.cache: Any = stage.build_cache(self.config)  # a KVCache, of whatever stage
+        self.num_heads = num_heads
+        self.random = torch.Generator().manual_seed(seed)
+        self.histories: dict[SeqId, History] = {}
+
+    def __repr__(self) -> str:
+        return repr(self.cache)
+
+    # The verbs, as a cache has them, but with tokens drawn at random.
+
+    def add(self, seq_id: SeqId, num_tokens: int, max_tokens: int | None = None) -> int:
+        """Add a sequence of so many random tokens. Raises what the cache raises."""
+        history = self._draw(num_tokens)
+        history.num_computed = self.cache.add(seq_id, history.token_ids, max_tokens)
+        self.histories[seq_id] = history
+        return history.num_computed
+
+    def append(self, seq_id: SeqId, num_tokens: int = 1) -> None:
+        """Append random tokens."""
+        more = self._draw(num_tokens)
+        self.cache.append(seq_id, more.token_ids)
+        history = self.histories[seq_id]
+        history.token_ids += more.token_ids
+        for name in ("q", "k", "v"):
+            joined = torch.cat((getattr(history, name), getattr(more, name)), dim=1)
+            setattr(history, name, joined)
+
+    def reserve(self, counts: Mapping[SeqId, int]) -> Batch:
+        """Reserve, and look at every tensor of the batch that a contract speaks of."""
+        batch = self.cache.reserve(counts)
+        starts = {s: self.histories[s].num_computed for s in counts}
+        positions = {s: list(range(starts[s], starts[s] + n)) for s, n in counts.items()}
+        token_ids = [self.histories[s].token_ids[p] for s in counts for p in positions[s]]
+        assert batch.seq_ids == list(counts), f"the batch holds {batch.seq_ids}, not {list(counts)}"
+        for name, expected in (
+            ("positions", [p for s in counts for p in positions[s]]),
+            ("token_ids", token_ids),
+            ("seq_lens", [starts[s] + n for s, n in counts.items()]),
+            ("query_start_loc", [0, *accumulate(counts.values())]),
+        ):
+            found = getattr(batch, name).tolist()
+            assert found == expected, (
+                f"reserve({dict(counts)}): {name} is {found}, expected {expected}; {self!r}"
+            )
+        return batch
+
+    def inputs(self, batch: Batch, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K, V of the batch's tokens in one layer."""
+        pieces = [
+            [t[layer, h.num_computed : h.num_computed + n] for t in (h.q, h.k, h.v)]
+            for h, n in self._rows(batch)
+        ]
+        q, k, v = (torch.cat(piece) for piece in zip(*pieces, strict=True))
+        return q, k, v
+
+    def attend(self, batch: Batch) -> list[Tensor]:
+        """Attend in every layer and compare with attention that has no cache."""
+        return [self.attend_layer(batch, layer) for layer in range(self.config.num_layers)]
+
+    def attend_layer(self, batch: Batch, layer: int) -> Tensor:
+        """Attend in one layer, compare, and return the output of the cache."""
+        out = batch.attend(layer, *self.inputs(batch, layer))
+        begin = 0
+        for seq_id, (history, n) in zip(batch.seq_ids, self._rows(batch), strict=True):
+            self._compare(seq_id, layer, history, out[begin : begin + n])
+            begin += n
+        return out
+
+    def commit(self, batch: Batch) -> None:
+        """Commit, and see every length advance: not before, and by the right number."""
+        self._check_lengths("before commit")
+        for history, n in self._rows(batch):
+            history.num_computed += n
+        batch.commit()
+        self._check_lengths("after commit")
+
+    def step(self, counts: Mapping[SeqId, int]) -> list[Tensor]:
+        """Reserve, attend, commit, check: one whole step. Returns one output for each layer."""
+        batch = self.reserve(counts)
+        outputs = self.attend(batch)
+        self.commit(batch)
+        self.check()
+        return outputs
+
+    def decode(self, *seq_ids: SeqId) -> list[Tensor]:
+        """Append one token to each sequence and compute it."""
+        for seq_id in seq_ids:
+            self.append(seq_id)
+        return self.step(dict.fromkeys(seq_ids, 1))
+
+    def free(self, seq_id: SeqId) -> None:
+        self.cache.free(seq_id)
+        del self.histories[seq_id]
+
+    # What must always hold.
+
+    def waiting(self, seq_id: SeqId) -> int:
+        """Tokens of a sequence that are known and not computed yet."""
+        history = self.histories[seq_id]
+        return len(history.token_ids) - history.num_computed
+
+    def check(self) -> None:
+        """Invariants, lengths, and slots that add up."""
+        try:
+            self.cache.check_invariants()
+        except InvariantError as broken:
+            raise AssertionError(str(broken)) from broken
+        self._check_lengths("now")
+        usage = self.cache.usage()
+        computed = sum(h.num_computed for h in self.histories.values())
+        assert usage.total == self.config.num_slots, (
+            f"{usage.total} slots in all, expected {self.config.num_slots}; {self!r}"
+        )
+        assert usage.used == computed, f"{usage} but {computed} tokens are computed; {self!r}"
+        assert usage.used <= usage.reserved <= usage.total, f"{usage} does not add up; {self!r}"
+        assert usage.wasted == usage.reserved - usage.used, f"{usage}: wasted; {self!r}"
+        assert usage.free == usage.total - usage.reserved, f"{usage}: free; {self!r}"
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Every structure of the cache as bytes, to be compared with a later snapshot."""
+        return {name: pickle.dumps(value) for name, value in vars(self.cache).items()}
+
+    def assert_unchanged(self, before: dict[str, bytes], after_what: str) -> None:
+        """The cache is, byte for byte, what it was at the snapshot."""
+        now = self.snapshot()
+        changed = [name for name in now if now[name] != before.get(name)]
+        assert not changed, f"after {after_what} the cache's {', '.join(changed)} changed: {self!r}"
+
+    def _check_lengths(self, when: str) -> None:
+        expected = list(self.histories)
+        assert set(self.cache.seq_ids) == set(expected), (
+            f"{when} the cache holds {self.cache.seq_ids}, expected {expected}; {self!r}"
+        )
+        for seq_id, history in self.histories.items():
+            known, computed = (
+                self.cache.num_tokens(seq_id),
+                self.cache.num_computed_tokens(seq_id),
+            )
+            assert (known, computed) == (len(history.token_ids), history.num_computed), (
+                f"{when} sequence {seq_id!r} has {known} tokens known and {computed} computed, "
+                f"expected {len(history.token_ids)} and {history.num_computed}; {self!r}"
+            )
+
+    def _compare(self, seq_id: SeqId, layer: int, history: History, out: Tensor) -> None:
+        begin, end = history.num_computed, history.num_computed + len(out)
+        q, k, v = (t[layer].double() for t in (history.q, history.k, history.v))
+        spec = self.config.layer_specs[layer]
+        expected = attention(q[begin:end], k[:end], v[:end], spec)
+        errors = (out.double() - expected).abs().amax(dim=(1, 2))  # one a token; NaN stays NaN
+        tolerance = TOLERANCE[self.config.dtype]
+        for position, error in enumerate(errors.tolist(), start=begin):
+            assert error <= tolerance, (
+                f"sequence {seq_id!r}, layer {layer}, position {position}: "
+                + (
+                    "the output is NaN: it used a slot that holds no computed token"
+                    if error != error
+                    else f"the output differs by {error:.3g} from attention with no cache "
+                    f"over positions 0 .. {position} (allowed: {tolerance:g})"
+                )
+                + f"; {self!r}"
+            )
+
+    def _rows(self, batch: Batch) -> list[tuple[History, int]]:
+        return [(self.histories[s], n) for s, n in batch.num_new_tokens.items()]
+
+    def _draw(self, num_tokens: int) -> History:
+        config = self.config
+        shape = (config.num_layers, num_tokens)
+        q, k, v = (
+            torch.randn(
+                *shape, heads, config.head_dim, generator=self.random, dtype=torch.float64
+            ).to(device=config.device, dtype=config.dtype)
+            for heads in (self.num_heads, config.num_kv_heads, config.num_kv_heads)
+        )
+        token_ids = torch.randint(50_000, (num_tokens,), generator=self.random).tolist()
+        return History(token_ids, q, k, v)

@@ -1,0 +1,62 @@
+"""The promises that every chapter's own tasks, exercise and questions keep."""
+
+import pytest
+
+from pagedattn.course import exercise
+from pagedattn.course.chapters import chapter_folders, find_root
+from pagedattn.course.implementations import load_file
+from pagedattn.course.predict import read_questions
+from pagedattn.course.tasks import ChapterTasks, Task, load_all_tasks
+
+pytest_plugins = ["pytester"]
+
+ROOT = find_root()
+TASKS = [(chapter, task) for chapter in load_all_tasks(ROOT) for task in chapter.tasks]
+each_task = pytest.mark.parametrize(("chapter", "task"), TASKS, ids=[t.id for _, t in TASKS])
+
+
+def run(
+    pytester: pytest.Pytester, chapter: ChapterTasks, task: Task, unfinished: list[Task]
+) -> dict[str, list[str]]:
+    """The task's tests on the library's module without some bodies: their names by outcome."""
+    impl = pytester.path / "mine.py"
+    impl.write_text(exercise.generate(chapter, unfinished))
+    config = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "no:cacheprovider")
+    result = pytester.inline_run(
+        *config, str(chapter.folder), "--impl", str(impl), "--task", task.id
+    )
+    passed, _, failed = result.listoutcomes()
+    return {
+        "passed": [report.nodeid for report in passed],
+        "to do": [r.nodeid for r in failed if dict(r.user_properties).get("to do")],
+        "failed": [r.nodeid for r in failed if not dict(r.user_properties).get("to do")],
+    }
+
+
+@each_task
+def test_a_tasks_tests_need_no_later_task(pytester, chapter, task):
+    later = list(chapter.tasks[chapter.tasks.index(task) + 1 :])
+    if not later:
+        pytest.skip("the last task")
+    outcomes = run(pytester, chapter, task, later)
+    assert outcomes["to do"] == outcomes["failed"] == []
+    assert outcomes["passed"]
+
+
+@each_task
+def test_a_tasks_tests_need_the_task(pytester, chapter, task):
+    outcomes = run(pytester, chapter, task, [task])
+    assert outcomes["passed"] == outcomes["failed"] == []
+    assert outcomes["to do"]
+
+
+@pytest.mark.parametrize("chapter", load_all_tasks(ROOT), ids=lambda chapter: chapter.chapter)
+def test_an_exercise_can_be_imported(chapter, tmp_path):
+    path = tmp_path / "exercise.py"
+    path.write_text(exercise.generate(chapter))
+    assert load_file(path).build_cache
+
+
+@pytest.mark.parametrize("folder", chapter_folders(ROOT).values(), ids=lambda folder: folder.name)
+def test_the_questions_can_be_read(folder):
+    assert len(read_questions((folder / "predict.toml").read_text(encoding="utf-8"))) >= 4
