@@ -1,0 +1,216 @@
+"""``pagedattn demo`` and ``pagedattn generate``."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+from rich.text import Text
+
+from pagedattn import paged
+from pagedattn.cache import KVCache, OutOfBlocks
+from pagedattn.course.chapters import STAGES, find_root
+from pagedattn.course.implementations import Bug, load_bugs, load_stage, resolve_stage
+from pagedattn.course.tasks import unfinished_task
+from pagedattn.demo.failure import where_it_failed
+from pagedattn.demo.run import LABELS, Answer, Run, num_blocks_for, prepare
+from pagedattn.demo.screen import (
+    busy,
+    show_answers,
+    show_changes,
+    show_failure,
+    show_invariants,
+    show_memory,
+    show_prompts,
+    show_speed,
+)
+from pagedattn.model import (
+    Llama,
+    Sampler,
+    Tokenizer,
+    cache_config,
+    complete,
+    default_model_path,
+    load_model,
+)
+
+PROMPTS = (
+    "Why is the sky blue?",
+    "What is the capital of France?",
+    "Continue this story. A librarian had one very long shelf. Every reader was given a stretch of "
+    "it, wide enough for all the books that this reader might ever bring. Most of them brought "
+    "only a few, and soon half of the shelf stood empty, yet there was no room for anybody new. "
+    "One morning the librarian had an idea.",
+    "Write a short poem about the sea.",
+)
+NEW_TOKENS = 48
+BLOCK_SIZE = 16
+
+
+def run_demo(args: Namespace) -> int:
+    """Answer four prompts at once through the paged cache of chapter 02, and draw its memory."""
+    console = _new_console()
+    console.print(
+        "A small language model answers four prompts at once. Its memory of them, the\n"
+        "KV cache, lies in the pages that chapter 02 builds: pagedattn/paged.py\n"
+    )
+    return demo(console, *_load(console, None))
+
+
+def demo(
+    console: Console, model: Llama, tokenizer: Tokenizer, max_new_tokens: int = NEW_TOKENS
+) -> int:
+    """The demo, once the model is there."""
+    answers = prepare(tokenizer, PROMPTS)
+    num_blocks = num_blocks_for(answers, max_new_tokens, BLOCK_SIZE)
+    cache = _build_cache(paged, model, BLOCK_SIZE, num_blocks)
+    run = Run(model, tokenizer, cache, answers, max_new_tokens, [Sampler() for _ in answers])
+    show_prompts(console, answers)
+    show_answers(console, run)
+    show_speed(console, run)
+    show_memory(console, run)
+    return 0 if show_invariants(console, run) else 1
+
+
+def add_generate_arguments(parser: ArgumentParser) -> None:
+    """The options of ``pagedattn generate``."""
+    add = parser.add_argument
+    add("--prompt", action="append", metavar="TEXT", help="repeatable (default: the demo's four)")
+    add("--model", type=Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)")
+    add("--max-new-tokens", type=_count, default=NEW_TOKENS, metavar="N", help="of each answer")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token")
+    add("--seed", type=int, default=0, metavar="S", help="for temperatures above 0")
+    add("--block-size", type=_count, default=BLOCK_SIZE, metavar="N", help="slots of a block")
+    add("--num-blocks", type=_count, metavar="N", help="block 0 included (default: just enough)")
+    add("--raw", action="store_true", help="continue the text as it is, without a chat template")
+    code = parser.add_mutually_exclusive_group()
+    code.add_argument("--stage", metavar="NN", help="the library's cache of this chapter")
+    code.add_argument("--impl", type=Path, metavar="FILE", help="the cache in this file")
+    code.add_argument("--bug", metavar="NAME", help="a cache with this bug, and what it changes")
+
+
+def run_generate(args: Namespace) -> int:
+    """Answer prompts on the cache that was asked for, and draw its memory.
+
+    Returns 1 when a file given with ``--impl`` broke: its error, or the invariant, stands on the
+    screen. Raises ValueError for wrong input, OutOfBlocks when the pool is too small,
+    NotImplementedError for a task that is still to do.
+    """
+    stage = resolve_stage(args.stage, args.impl, args.bug)
+    if not hasattr(stage, "build_cache"):
+        raise ValueError(f"{args.impl} has no function build_cache(config)")
+    prompts = args.prompt or PROMPTS
+    if len(prompts) > len(LABELS):
+        raise ValueError(f"{len(prompts)} prompts; at most {len(LABELS)} can be told apart")
+    if "" in prompts:
+        raise ValueError(f"prompt {LABELS[prompts.index('')]} is empty")
+    _samplers(args, len(prompts))
+    console = _new_console()
+    return generate_on(stage, console, *_load(console, args.model), args)
+
+
+def generate_on(
+    stage: ModuleType, console: Console, model: Llama, tokenizer: Tokenizer, args: Namespace
+) -> int:
+    """What ``run_generate`` does, once stage and model are there."""
+    answers = prepare(tokenizer, args.prompt or PROMPTS, raw=args.raw)
+    enough = num_blocks_for(answers, args.max_new_tokens, args.block_size)
+    bug = load_bugs(find_root())[args.bug] if args.bug else None
+    theirs = bool(bug or args.impl)
+    if bug:
+        console.print(Text(f"bug {bug.name}: {bug.symptom}\n", style="bold"))
+    show_prompts(console, answers)
+    num_blocks = args.num_blocks or enough
+    run: Run | None = None
+    sound = False
+    try:
+        cache = _build_cache(stage, model, args.block_size, num_blocks)
+        samplers = _samplers(args, len(answers))
+        run = Run(model, tokenizer, cache, answers, args.max_new_tokens, samplers)
+        show_answers(console, run)
+    except Exception as error:
+        short = isinstance(error, OutOfBlocks) and num_blocks < enough
+        if short and run:
+            show_failure(console, "The pool is too small.", run.last)
+        if short or not theirs or unfinished_task(error):
+            raise
+        if run and run.broken:
+            show_failure(console, f"check_invariants, {run.broken[0]}", run.broken[1])
+        show_failure(console, where_it_failed(error), run.last if run else None)
+    else:
+        show_speed(console, run)
+        show_memory(console, run)
+        sound = show_invariants(console, run)
+    if bug:
+        changed = _changes(console, bug, model, tokenizer, answers, args)
+        if sound and not changed:
+            tests = "\n".join(f"  chapters/{bug.chapter}/{test}" for test in bug.killed_by)
+            console.print(f"Here the bug does not show. The tests that catch it:\n{tests}")
+        return 0
+    return 0 if sound else 1
+
+
+def _changes(
+    console: Console,
+    bug: Bug,
+    model: Llama,
+    tokenizer: Tokenizer,
+    answers: list[Answer],
+    args: Namespace,
+) -> bool:
+    """The same prompts on the stage without the bug: shows which answers differ, and whether any
+    does."""
+    num_blocks = args.num_blocks or num_blocks_for(answers, args.max_new_tokens, args.block_size)
+    cache = _build_cache(load_stage(bug.chapter), model, args.block_size, num_blocks)
+    console.print()
+    with busy(console, f"the same prompts without the bug, on {STAGES[bug.chapter]}"):
+        healthy = complete(
+            model,
+            cache,
+            [answer.prompt_ids for answer in answers],
+            max_new_tokens=args.max_new_tokens,
+            samplers=_samplers(args, len(answers)),
+            stop_ids=tokenizer.eos_token_ids,
+        )
+    return show_changes(console, tokenizer, answers, healthy)
+
+
+def _build_cache(stage: ModuleType, model: Llama, block_size: int, num_blocks: int) -> KVCache:
+    config = cache_config(model.config, block_size=block_size, num_blocks=num_blocks)
+    try:
+        cache: KVCache = stage.build_cache(config)
+    except RuntimeError as error:  # torch has no class of its own for this
+        if "can't allocate memory" not in str(error):
+            raise
+        raise ValueError(
+            f"{num_blocks} blocks of {block_size} slots are more than this machine's memory holds"
+        ) from error
+    return cache
+
+
+def _load(console: Console, path: Path | None) -> tuple[Llama, Tokenizer]:
+    path = default_model_path() if path is None else path
+    start = time.perf_counter()
+    with busy(console, f"loading {path.name}"):
+        model, tokenizer = load_model(path)
+    seconds = time.perf_counter() - start
+    console.print(Text(f"{path.name}: loaded in {seconds:.1f} s\n", style="dim"))
+    return model, tokenizer
+
+
+def _samplers(args: Namespace, count: int) -> list[Sampler]:
+    """One for each prompt, with a seed of its own: equal prompts need not get equal answers."""
+    return [Sampler(args.temperature, args.seed + i) for i in range(count)]
+
+
+def _new_console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)

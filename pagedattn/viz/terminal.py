@@ -1,0 +1,188 @@
+"""The memory of a cache, drawn with letters in a terminal.
+
+Colour helps, but nothing rests on it: a letter says whose token lies there, a dot is a slot that is
+reserved and empty, a blank is free. So the drawings read the same in a file or without colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pagedattn.cache import Config, KVCache, Usage
+from pagedattn.contiguous import kv_bytes_per_token
+from pagedattn.viz import style
+from pagedattn.viz.state import OwnerState, PoolState, State, capture
+
+BLOCK_WIDTH = 8  # a block has at most so many letters, a slab so many:
+SLAB_WIDTH = 40
+EMPTY, FREE, NULL, LOST = ".", " ", "/", "?"
+
+
+@dataclass(frozen=True)
+class _Region:
+    """A block or slab: its number or first slot, its owners, its used slots. ``kind`` says with
+    which letter to fill it when it has no owner."""
+
+    number: int
+    num_slots: int
+    owners: tuple[OwnerState, ...] = ()
+    num_used: int = 0
+    kind: str = FREE
+
+
+def draw_pool(cache: KVCache | State) -> RenderableType:
+    """Each block of a paged cache as ``12[AAAAA...]``, or each slab of a contiguous one.
+
+    A block in several tables shows the letters of all its owners in turn; a block that is neither
+    in a table nor in the free queue is lost, and filled with question marks. Raises ValueError for
+    anything but a cache.
+    """
+    state = capture(cache)
+    regions = _regions(state)
+    paged = isinstance(state, PoolState)
+    widest = max(region.num_slots for region in regions)
+    slots_a_letter = -(-widest // (BLOCK_WIDTH if paged else SLAB_WIDTH))
+    digits = len(str(regions[-1].number))
+    cells = [
+        Text.assemble(
+            f"{region.number:>{digits}}",
+            ("[", "dim"),
+            _bar(region, slots_a_letter),
+            ("]", "dim"),
+        )
+        for region in regions
+    ]
+    slots = "one slot" if slots_a_letter == 1 else f"{slots_a_letter} slots"
+    legend = (
+        f"a letter: {slots} with tokens of that sequence   {EMPTY} reserved, empty   blank: free"
+    )
+    if paged:
+        legend += f"   {NULL} null block, never used"
+    if any(region.kind == LOST and not region.owners for region in regions):
+        legend += f"   {LOST} lost: in no table, and not free"
+    grid = Columns(cells, padding=(0, 1)) if paged else Group(*cells)
+    return Group(grid, Text(legend, style="dim"))
+
+
+def draw_strip(cache: KVCache | State, block_size: int) -> Text:
+    """The whole memory in one line, a letter for each ``block_size`` slots: who lies where."""
+    bars = [_bar(region, block_size) for region in _regions(capture(cache))]
+    return Text.assemble(("[", "dim"), *bars, ("]", "dim"))
+
+
+def draw_block_tables(cache: KVCache | State) -> Table:
+    """For each sequence, where its logical blocks lie: ``0→5  1→2  2→7``; or its slab."""
+    state = capture(cache)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("sequence")
+    table.add_column("tokens", no_wrap=True)
+    if isinstance(state, PoolState):
+        table.add_column("block table: logical → physical block")
+        for owner, block_ids in state.tables:
+            full, rest = divmod(owner.num_tokens, state.block_size)
+            tokens = f"{owner.num_tokens} = {full} × {state.block_size} + {rest}"
+            entries = (f"{i}→{block_id}" for i, block_id in enumerate(block_ids))
+            table.add_row(_name(owner), tokens, "  ".join(entries))
+    else:
+        table.add_column("slab")
+        for owner, start, size in sorted(state.slabs, key=lambda slab: slab[0].number):
+            where = f"slots {start} to {start + size - 1}: {size} slots"
+            table.add_row(_name(owner), str(owner.num_tokens), where)
+    return table
+
+
+def draw_memory(usage: Usage, config: Config, num_seqs: int) -> RenderableType:
+    """What is stored, reserved and wasted, in slots and bytes; and what as many slabs of
+    ``max_seq_len`` slots would take."""
+    sizes = (config.num_layers, config.num_kv_heads, config.head_dim)
+    slot_bytes = kv_bytes_per_token(*sizes, config.dtype)
+    slabs = num_seqs * config.max_seq_len
+    wasted = f"{usage.wasted / usage.reserved:.1%} of what is reserved" if usage.reserved else ""
+    more = f"{slabs / usage.reserved:,.0f} times as much" if usage.reserved else ""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("memory")
+    table.add_column("slots", justify="right")
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("")
+    for words, slots, note in (
+        ("stored tokens", usage.used, ""),
+        ("reserved", usage.reserved, ""),
+        ("wasted: reserved, empty", usage.wasted, wasted),
+        ("free", usage.free, ""),
+        (f"as {num_seqs} slabs of max_seq_len {config.max_seq_len}", slabs, more),
+    ):
+        table.add_row(words, f"{slots:,}", _in_bytes(slots * slot_bytes), note)
+    table.rows[-2].end_section = True
+    formula = (
+        f"One slot: K and V (2) × {config.num_layers} layers × {config.num_kv_heads} KV heads × "
+        f"{config.head_dim} numbers × {config.dtype.itemsize} bytes = {slot_bytes:,} bytes."
+    )
+    return Group(table, Text(formula, style="dim"))
+
+
+def _regions(state: State) -> list[_Region]:
+    if not isinstance(state, PoolState):
+        slabs = [_Region(start, n, (o,), o.num_tokens) for o, start, n in state.slabs]
+        holes = [_Region(start, size) for start, size in state.holes]
+        return sorted(slabs + holes, key=lambda region: region.number)
+    owners: dict[int, list[OwnerState]] = {}
+    for owner, block_ids in state.tables:
+        for block_id in block_ids:
+            owners.setdefault(block_id, []).append(owner)
+    free = set(state.free_queue)
+    regions = []
+    for block in state.blocks:
+        kind = NULL if block.is_null else FREE if block.block_id in free else LOST
+        names = tuple(owners.get(block.block_id, ()))
+        regions.append(_Region(block.block_id, state.block_size, names, block.num_used, kind))
+    return regions
+
+
+def _bar(region: _Region, slots_a_letter: int) -> Text:
+    width = -(-region.num_slots // slots_a_letter)
+    if not region.owners:
+        return Text(region.kind * width, style="dim")
+    filled = -(-region.num_used // slots_a_letter)
+    letters = [(letter, _colour(owner)) for owner in region.owners for letter in owner.name]
+    bar = Text()
+    for letter, colour in islice(cycle(letters), filled):
+        bar.append(letter, style=_on(colour))
+    return bar.append(EMPTY * (width - filled), style=_colour(region.owners[0]))
+
+
+def label(name: str, number: int) -> Text:
+    """A sequence's name on the colour that its blocks have."""
+    return Text.assemble((f" {name} ", f"bold {_on(style.owner_colour(number))}"))
+
+
+def _on(colour: str) -> str:
+    return f"{style.ink_on(colour)} on {colour}"
+
+
+def _colour(owner: OwnerState) -> str:
+    return style.owner_colour(owner.number)
+
+
+def _name(owner: OwnerState) -> Text:
+    return label(owner.name, owner.number)
+
+
+def _in_bytes(count: int) -> str:
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} bytes"
+
+
+def joined(names: Iterable[str]) -> str:
+    """Names in a sentence: ``A``, ``A and B``, ``A, B and C``."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
