@@ -37,9 +37,10 @@ class AttentionSpec:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} is {value}; it must be a positive finite number")
-        if self.window is not None and self.window < 1:
+        window = self.window
+        if window is not None and (type(window) is not int or window < 1):
             raise ValueError(
-                f"window is {self.window}; a query sees itself, so it must be at least 1"
+                f"window is {window!r}; it must be a whole number, at least 1: a query sees itself"
             )
 
 

@@ -94,7 +94,7 @@ class Config:
         )
         for name, least in {**dict.fromkeys(sizes, 1), "num_blocks": 2}.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if type(value) is not int or value < least:
                 raise ValueError(
                     f"{name} is {value!r}; it must be a whole number, at least {least}"
                 )
@@ -166,7 +166,7 @@ class KVCache(ABC):
         """
         self._check_no_open_batch("add")
         tokens = _as_token_ids(token_ids)
-        limit = self.config.max_seq_len if max_tokens is None else max_tokens
+        limit = self.config.max_seq_len if max_tokens is None else _whole(max_tokens, "max_tokens")
         if seq_id in self.sequences:
             raise ValueError(f"sequence {seq_id!r} is in the cache already")
         if not tokens:
@@ -205,7 +205,7 @@ class KVCache(ABC):
         self._check_no_open_batch("reserve")
         if not num_new_tokens:
             raise ValueError("reserve needs at least one sequence")
-        counts = {seq_id: operator.index(n) for seq_id, n in num_new_tokens.items()}
+        counts = {seq_id: _whole(n, "n") for seq_id, n in num_new_tokens.items()}
         for seq_id, n in counts.items():
             sequence = self._sequence(seq_id)
             waiting = len(sequence.token_ids) - sequence.num_computed_tokens
@@ -332,7 +332,15 @@ class KVCache(ABC):
 
 
 def _as_token_ids(token_ids: Iterable[int]) -> list[int]:
-    tokens = [operator.index(token) for token in token_ids]
+    tokens = [_whole(token, "token id") for token in token_ids]
     if tokens and min(tokens) < 0:
         raise ValueError(f"token id {min(tokens)}; ids are 0 or more")
     return tokens
+
+
+def _whole(value: Any, name: str) -> int:
+    """A Python int, from anything that is one: a NumPy integer, an integer tensor of one number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number") from None

@@ -43,8 +43,10 @@ def kv_bytes_per_token(
 def slots_that_fit(memory_bytes: int, weight_bytes: int, bytes_per_token: int) -> int:
     """How many tokens' K and V fit in a memory that holds the weights too. Bytes in, slots out.
 
-    Raises ValueError when the weights alone do not fit.
+    Raises ValueError when the weights alone do not fit, or a token takes less than 1 byte.
     """
+    if bytes_per_token < 1:
+        raise ValueError(f"bytes_per_token is {bytes_per_token}; K and V take at least 1 byte")
     if weight_bytes > memory_bytes:
         raise ValueError(
             f"weights of {weight_bytes} bytes exceed the memory of {memory_bytes} bytes"
@@ -70,8 +72,11 @@ class SlabArena:
     def take(self, size: int) -> int:
         """Cut a slab of ``size`` slots from the first hole that holds it; returns its first slot.
 
-        Raises OutOfBlocks, counted in slots, when no hole is large enough.
+        Raises OutOfBlocks, counted in slots, when no hole is large enough; ValueError for a size
+        below 1.
         """
+        if size < 1:
+            raise ValueError(f"a slab of {size} slots; at least 1 is needed")
         for i, (start, hole_size) in enumerate(self.holes):
             if hole_size >= size:
                 rest = (start + size, hole_size - size)

@@ -2,7 +2,7 @@
 #   pytest chapters/01 --student                all its tests on this file
 #   pytest chapters/01 --student --task 1.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 551972a99e5e61705d7f45eb75933bb61e613ae6ddcbf1899945bfb7aa90c85f
+# made from sha256 a371dbfa3f8dade553f01d5a4182d431336011e435d2f1a3f5c202e11de2a57b
 
 """Chapter 01: one slab a sequence.
 
@@ -52,7 +52,7 @@ def kv_bytes_per_token(
 def slots_that_fit(memory_bytes: int, weight_bytes: int, bytes_per_token: int) -> int:
     """How many tokens' K and V fit in a memory that holds the weights too. Bytes in, slots out.
 
-    Raises ValueError when the weights alone do not fit.
+    Raises ValueError when the weights alone do not fit, or a token takes less than 1 byte.
     """
     raise NotImplementedError(
         "task 1.1: two vectors of head_dim for every KV head of every layer; weights first, whole "
@@ -78,7 +78,8 @@ class SlabArena:
     def take(self, size: int) -> int:
         """Cut a slab of ``size`` slots from the first hole that holds it; returns its first slot.
 
-        Raises OutOfBlocks, counted in slots, when no hole is large enough.
+        Raises OutOfBlocks, counted in slots, when no hole is large enough; ValueError for a size
+        below 1.
         """
         raise NotImplementedError(
             "task 1.2: the first hole that is large enough gives its front; what is left of it "

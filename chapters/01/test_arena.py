@@ -72,6 +72,14 @@ def test_take_refuses_when_full(stage: ModuleType) -> None:
         arena.take(1)
 
 
+@pytest.mark.parametrize("size", [0, -3])
+def test_take_refuses_an_empty_slab(stage: ModuleType, size: int) -> None:
+    arena = stage.SlabArena(8)
+    with pytest.raises(ValueError, match=f"a slab of {size} slots; at least 1"):
+        arena.take(size)
+    assert arena.holes == [(0, 8)], f"a refusal changed the holes: {arena.holes}"
+
+
 # Task 1.3: giving slabs back.
 
 

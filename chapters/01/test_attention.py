@@ -267,6 +267,7 @@ def test_shapes_that_do_not_fit(
         ("soft_cap is inf", {"soft_cap": math.inf}),
         ("window is 0", {"window": 0}),
         ("window is -3", {"window": -3}),
+        ("window is 2.5", {"window": 2.5}),
     ],
 )
 def test_specs_that_mean_nothing(words: str, fields: dict[str, float]) -> None:

@@ -48,6 +48,8 @@ def refuse(witness: Witness, words: str, what: Callable[[], object]) -> None:
         ("unknown sequence 'X'", "num_computed_tokens", ("X",)),
         ("sequence 'A' is in the cache already", "add", ("A", [1, 2])),
         ("token id -1", "append", ("A", [-1])),
+        ("token id is 1.5; it must be a whole number", "append", ("A", [1, 1.5])),
+        ("n is 1.0; it must be a whole number", "reserve", ({"A": 1.0},)),
         ("sequence 'A' has 7 tokens; 2 more exceed its limit of 8", "append", ("A", [1, 2])),
         ("at least one sequence", "reserve", ({},)),
         ("reserve 0 tokens of sequence 'A': 2 are", "reserve", ({"A": 0},)),
@@ -72,11 +74,12 @@ def test_bad_verb(witness: Witness, words: str, verb: str, arguments: tuple[obje
         ("sequence 'C' has 5 tokens; its limit is 4", [1, 2, 3, 4, 5], 4),
         ("max_tokens is 25; max_seq_len allows 1 to 24", [1], 25),
         ("max_tokens is 0; max_seq_len allows 1 to 24", [1], 0),
+        ("max_tokens is 2.5; it must be a whole number", [1], 2.5),
         ("token id -7", [3, -7], None),
     ],
 )
 def test_bad_prompt(
-    stage: ModuleType, words: str, token_ids: list[int], max_tokens: int | None
+    stage: ModuleType, words: str, token_ids: list[int], max_tokens: float | None
 ) -> None:
     witness = Witness(stage)
     witness.add("A", 5)
@@ -244,6 +247,7 @@ def test_bad_attend(
         ("max_seq_len is 0", {"max_seq_len": 0}),
         ("max_num_seqs is 0", {"max_num_seqs": 0}),
         ("max_seq_len is 2.5", {"max_seq_len": 2.5}),
+        ("max_seq_len is True", {"max_seq_len": True}),
         ("dtype is torch.int64", {"dtype": torch.int64}),
         ("3 layer_specs for 2 layers", {"layer_specs": (None, None, None)}),
     ],
