@@ -131,7 +131,8 @@ def test_a_fresh_copy_has_classes_of_its_own(mini):
     assert sys.modules[second.__name__] is second
 
 
-def test_a_file_is_read_again_at_once(tmp_path):
+def test_a_file_is_read_again_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = tmp_path / "mine.py"
     for value in (1, 2, 3):  # same size, same second
         path.write_text(f"VALUE = {value}\n")

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedattn.course import chapters
-from pagedattn.course.predict import Predictions, read_questions
+from pagedattn.course.predict import Prediction, Predictions, read_questions
 
 pytest_plugins = ["pytester"]
 
@@ -61,6 +61,23 @@ def test_a_guess(predict, question, guess, error, right, usual):
     answer = predict(question, guess)
     assert (answer.error, answer.right, answer.usual) == (error, right, usual)
     assert predict.guesses[question].guess == guess
+
+
+def test_a_right_guess_is_no_mistake_even_close_to_one():
+    (question,) = read_questions(
+        """
+        [[question]]
+        id = "x"
+        question = "How much?"
+        unit = "%"
+        answer = 50.5
+        usual_wrong = 51.2
+        why_wrong = "no"
+        because = "yes"
+        """
+    ).values()
+    close_to_both = Prediction(question, 50.9)
+    assert (close_to_both.right, close_to_both.usual) == (True, False)
 
 
 def test_what_is_shown(predict):

@@ -68,6 +68,7 @@ def test_tests_outside_of_chapters_run_as_ever(mini, words):
 
 def test_workers_are_like_one_process(mini, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     mini.write(
         "mini_stages.py",
         """
