@@ -53,6 +53,12 @@ def _check(parser: ArgumentParser) -> Run:
     return run_check
 
 
+def _evidence(parser: ArgumentParser) -> Run:
+    from pagedattn.course.evidence import run_evidence
+
+    return run_evidence
+
+
 COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], Run] | None]] = {
     "demo": ("watch the model answer through the paged cache", _demo),
     "generate": ("answer prompts, on any stage or on your own code", _generate),
@@ -61,6 +67,7 @@ COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], Run] | None]] = {
     "exercises": ("write the students' files and refresh the code in the texts", _exercises),
     "figures": ("draw the figures again", _figures),
     "book": ("build the book", None),
+    "evidence": ("run the chapters' tests on a GPU and record the result", _evidence),
     "check": ("is all that is generated current?", _check),
 }
 # These read their own arguments.

@@ -8,15 +8,60 @@ sources changes, `check` says so: the result must then be measured again.
 import datetime
 import json
 import platform
+import subprocess
+import sys
+from argparse import Namespace
 from collections.abc import Iterable
 from hashlib import sha256
 from importlib import metadata, util
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
+from pagedattn.course.chapters import STAGES, chapter_folders, find_root
+
+_SHARED = ("attention", "batch", "cache", "poison")  # what every stage stands on
+
 _FIELDS = {"command", "card", "versions", "date", "sources", "result"}
+
+
+def run_evidence(args: Namespace) -> int:
+    """`pagedattn evidence`: run every chapter's tests on the GPU and record how they went.
+
+    A chapter's sources are its tests and those of the chapters below, the stages up to its own and
+    what they share. Raises ValueError without a GPU. Returns 1 if a test failed; then that
+    chapter's evidence stays as it was.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("torch sees no GPU here; evidence comes from one")
+    root, sources = find_root(), [f"pagedattn/{name}.py" for name in _SHARED]
+    failed = False
+    for chapter, folder in chapter_folders(root).items():
+        sources += [f"{STAGES[chapter].replace('.', '/')}.py"]
+        sources += [str(path.relative_to(root)) for path in folder.glob("test_*.py")]
+        counts = _run_tests(folder)
+        print(f"chapters/{chapter}: {counts}")
+        if counts["failed"] or not counts["passed"]:
+            failed = True
+            continue
+        path = folder / "evidence" / "gpu_tests.json"
+        record(path, f"pytest chapters/{chapter}", sources, counts, root)
+    return int(failed)
+
+
+def _run_tests(folder: Path) -> dict[str, int]:
+    """Runs pytest on a folder; how many tests passed, failed and were skipped."""
+    with TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        command = ["-m", "pytest", "-q", "-n", "auto", f"--junitxml={report}", str(folder)]
+        subprocess.run([sys.executable, *command], check=False)
+        suite = next(ElementTree.parse(report).iter("testsuite"))
+    total, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
+    failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
+    return {"passed": total - failed - skipped, "failed": failed, "skipped": skipped}
 
 
 def record(path: Path, command: str, sources: Iterable[str], result: Any, root: Path) -> None:
