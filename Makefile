@@ -1,6 +1,8 @@
 # Every target makes the virtual environment when it is missing and installs what it needs.
 # PYTHON chooses the interpreter for it, 3.11 or later: `make demo PYTHON=python3.12`.
 PYTHON ?= python3
+# OpenMP threads that wait by spinning slow each other down when the machine is busy.
+export OMP_WAIT_POLICY ?= passive
 VENV := .venv
 BIN := $(VENV)/bin
 

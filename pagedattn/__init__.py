@@ -1,6 +1,6 @@
 """PagedAttention, built one idea a chapter. What is imported here is the last stage of each."""
 
-from pagedattn.attention import AttentionSpec, attention
+from pagedattn.attention import AttentionSpec
 from pagedattn.cache import Batch, Config, KVCache, OutOfBlocks, Usage
 from pagedattn.paged import BlockPool, BlockTable, KVCacheBlock, PagedKVCache, build_cache
 
@@ -15,6 +15,5 @@ __all__ = [
     "OutOfBlocks",
     "PagedKVCache",
     "Usage",
-    "attention",
     "build_cache",
 ]

@@ -17,6 +17,7 @@ from pagedattn import paged
 from pagedattn.cli import main
 from pagedattn.course import implementations
 from pagedattn.course.implementations import Bug
+from pagedattn.course.names import NamedTest
 from pagedattn.demo import commands, screen
 from pagedattn.demo.run import Answer
 from pagedattn.model import Llama, ModelConfig, Tokenizer, default_model_path
@@ -206,7 +207,8 @@ def test_an_error_in_a_given_file_is_shown_with_its_line(
 
 def with_bug(monkeypatch: pytest.MonkeyPatch, apply: Callable[[Any], None]) -> None:
     """A bug called ``mine`` in chapter 02."""
-    bug = Bug("mine", Path("mine.py"), "02", "story", "Symptom.", ("test_x.py::test_y",), apply)
+    test = NamedTest(Path("test_x.py"), "test_y")
+    bug = Bug("mine", Path("mine.py"), "02", "story", "Symptom.", (test,), apply)
     for module in (commands, implementations):
         monkeypatch.setattr(module, "load_bugs", lambda root: {"mine": bug})
 
@@ -218,7 +220,9 @@ def test_a_bug_shows_where_answers_change(generate: Any, monkeypatch: pytest.Mon
     with_bug(monkeypatch, apply)
     status, out, err = generate("--bug", "mine", "--prompt", "Hi", "--max-new-tokens", "6")
     assert (status, err) == (0, "")
-    assert "bug mine: Symptom." in out and "answer A changed after 0 tokens" in out
+    assert "bug mine: Symptom." in out and "answer A changed after" in out
+    bad, good = re.findall(r"  (?:with the bug|without it): (.*)", out)
+    assert bad != good
 
 
 def test_a_bug_that_does_not_show_names_its_tests(

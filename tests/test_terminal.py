@@ -140,7 +140,7 @@ def test_memory_by_hand() -> None:
         "reserved": ("20", "9.4 KiB"),  # 9600 / 1024 = 9.38
         "wasted": ("5", "2.3 KiB", "25.0%"),  # 2400 / 1024 = 2.34
         "free": ("16", "7.5 KiB"),  # 7680 / 1024
-        "as 2 slabs of max_seq_len 64": ("128", "60.0 KiB", "6 times"),  # 128 / 20 = 6.4
+        "2 slabs of max_seq_len 64": ("128", "60.0 KiB", "6 times"),  # 128 / 20 = 6.4
     }
     lines = drawing.splitlines()
     for start, figures in rows.items():

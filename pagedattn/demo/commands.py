@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 
@@ -207,6 +209,8 @@ def _samplers(args: Namespace, count: int) -> list[Sampler]:
 
 
 def _new_console() -> Console:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may say what the encoding lacks
     return Console(highlight=False, markup=False, emoji=False)
 
 

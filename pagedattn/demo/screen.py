@@ -110,8 +110,8 @@ def show_invariants(console: Console, run: Run) -> bool:
         return False
     usage = run.cache.usage()
     console.print(
-        f"\ncheck_invariants: all is well after each of the {run.num_steps} steps and after the "
-        f"end. {usage.free} of {usage.total} slots are free again."
+        f"\ncheck_invariants: all is well after each of {run.num_steps} steps, and at the end.\n"
+        f"Then {usage.free} of {usage.total} slots are free."
     )
     return True
 

@@ -61,11 +61,9 @@ def draw_pool(cache: KVCache | State) -> RenderableType:
         for region in regions
     ]
     slots = "one slot" if slots_a_letter == 1 else f"{slots_a_letter} slots"
-    legend = (
-        f"a letter: {slots} with tokens of that sequence   {EMPTY} reserved, empty   blank: free"
-    )
+    legend = f"a letter: {slots} used   {EMPTY} reserved, empty   blank: free"
     if paged:
-        legend += f"   {NULL} null block, never used"
+        legend += f"   {NULL} null block"
     if any(region.kind == LOST and not region.owners for region in regions):
         legend += f"   {LOST} lost: in no table, and not free"
     grid = Columns(cells, padding=(0, 1)) if paged else Group(*cells)
@@ -105,7 +103,8 @@ def draw_memory(usage: Usage, config: Config, num_seqs: int) -> RenderableType:
     sizes = (config.num_layers, config.num_kv_heads, config.head_dim)
     slot_bytes = kv_bytes_per_token(*sizes, config.dtype)
     slabs = num_seqs * config.max_seq_len
-    wasted = f"{usage.wasted / usage.reserved:.1%} of what is reserved" if usage.reserved else ""
+    name = "1 slab" if num_seqs == 1 else f"{num_seqs} slabs"
+    wasted = f"{usage.wasted / usage.reserved:.1%} of reserved" if usage.reserved else ""
     more = f"{slabs / usage.reserved:,.0f} times as much" if usage.reserved else ""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("memory")
@@ -117,15 +116,16 @@ def draw_memory(usage: Usage, config: Config, num_seqs: int) -> RenderableType:
         ("reserved", usage.reserved, ""),
         ("wasted: reserved, empty", usage.wasted, wasted),
         ("free", usage.free, ""),
-        (f"as {num_seqs} slabs of max_seq_len {config.max_seq_len}", slabs, more),
+        (f"{name} of max_seq_len {config.max_seq_len}", slabs, more),
     ):
         table.add_row(words, f"{slots:,}", _in_bytes(slots * slot_bytes), note)
     table.rows[-2].end_section = True
-    formula = (
-        f"One slot: K and V (2) × {config.num_layers} layers × {config.num_kv_heads} KV heads × "
+    notes = (
+        "Slabs: contiguous memory for the longest sequence possible, as in chapter 01.\n"
+        f"One slot: 2 (K, V) × {config.num_layers} layers × {config.num_kv_heads} KV heads × "
         f"{config.head_dim} numbers × {config.dtype.itemsize} bytes = {slot_bytes:,} bytes."
     )
-    return Group(table, Text(formula, style="dim"))
+    return Group(table, Text(notes, style="dim"))
 
 
 def _regions(state: State) -> list[_Region]:
