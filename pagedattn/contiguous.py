@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -155,8 +156,12 @@ class ContiguousKVCache(KVCache):
         return f"[{' '.join(words)}]"
 
     def check_invariants(self) -> None:
-        """I1 every slot is in one slab or in one hole; I7 only computed tokens hold numbers."""
+        """I1 every slot is in one slab or in one hole, and holes do not touch; I7 only computed
+        tokens hold numbers."""
         super().check_invariants()
+        for (start, size), (next_start, _) in pairwise(self.arena.holes):
+            if start + size == next_start:
+                raise InvariantError(f"I1: two holes touch at slot {next_start}: {self!r}")
         slabs = [(s.slab_start, s.max_tokens) for s in self.sequences.values()]
         end = 0
         for start, size in sorted(slabs + self.arena.holes):

@@ -2,7 +2,7 @@
 #   pytest chapters/01 --student                all its tests on this file
 #   pytest chapters/01 --student --task 1.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 a371dbfa3f8dade553f01d5a4182d431336011e435d2f1a3f5c202e11de2a57b
+# made from sha256 d3a911f94b503535f4a5c3fde423ef6f5012f891eed2dd3ff966bd19ca679c8b
 
 """Chapter 01: one slab a sequence.
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -141,8 +142,12 @@ class ContiguousKVCache(KVCache):
         return f"[{' '.join(words)}]"
 
     def check_invariants(self) -> None:
-        """I1 every slot is in one slab or in one hole; I7 only computed tokens hold numbers."""
+        """I1 every slot is in one slab or in one hole, and holes do not touch; I7 only computed
+        tokens hold numbers."""
         super().check_invariants()
+        for (start, size), (next_start, _) in pairwise(self.arena.holes):
+            if start + size == next_start:
+                raise InvariantError(f"I1: two holes touch at slot {next_start}: {self!r}")
         slabs = [(s.slab_start, s.max_tokens) for s in self.sequences.values()]
         end = 0
         for start, size in sorted(slabs + self.arena.holes):

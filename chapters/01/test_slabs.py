@@ -153,7 +153,7 @@ def test_broken_invariants_are_found(stage: ModuleType) -> None:
     cache = witness.cache
     holes = cache.arena.holes
 
-    for broken in ([(4, 116)], [(9, 111)], [(8, 111)], []):
+    for broken in ([(4, 116)], [(9, 111)], [(8, 111)], [], [(8, 12), (20, 100)]):
         cache.arena.holes = broken
         with pytest.raises(InvariantError, match="I1"):
             cache.check_invariants()
