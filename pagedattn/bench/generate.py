@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "tokens_per_second": {name: round(rate, 1) for name, rate in rates.items()},
         "ratio": round(rates["pagedattn"] / rates["transformers"], 3),
-        "seconds": {name: [round(s, 3) for s in times] for name, times in seconds.items()},
+        "seconds": {name: [round(s, 4) for s in times] for name, times in seconds.items()},
         "equal_answers": f"{same} of {args.num_prompts}",
         "prompt_tokens": [len(prompt) for prompt in prompts],
         "new_tokens": args.new_tokens,

@@ -52,10 +52,7 @@ class _Reader(GGUFReader):
     def _get(
         self, offset: int, dtype: Any, count: int = 1, override_order: Any = None
     ) -> np.ndarray[Any, Any]:
-        kind, count = np.dtype(dtype), int(count)
-        if offset + kind.itemsize * count > len(self.data):
-            raise ValueError(f"the header goes on past the end, byte {len(self.data)}")
-        array = np.frombuffer(self.data, kind, count, offset)
+        array = np.frombuffer(self.data, dtype, int(count), offset)
         return array.view(array.dtype.newbyteorder(override_order or self.byte_order))
 
     def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:

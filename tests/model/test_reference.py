@@ -77,6 +77,7 @@ def test_logits_equal_transformers_live(
     monkeypatch.syspath_prepend(str(DATA))
     recorder = __import__("record_transformers")
     monkeypatch.delitem(sys.modules, "record_transformers")
+    assert [prompt["text"] for prompt in PROMPTS] == recorder.PROMPTS
     reference, _ = recorder.load_reference()
     for prompt in PROMPTS:
         token_ids = prompt["token_ids"]

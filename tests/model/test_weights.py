@@ -15,8 +15,8 @@ from pagedattn.model.gguf_file import ModelFile
 from pagedattn.model.weights import undo_interleave
 
 LAYERS = 2
-PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
-PARTS += ("ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+PARTS = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output"]
+PARTS += ["ffn_norm", "ffn_gate", "ffn_up", "ffn_down"]
 
 
 def logits_of(model: Llama, token_ids: Tensor) -> Tensor:
