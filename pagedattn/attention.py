@@ -96,18 +96,24 @@ def attention(
     # query r % num_queries of query head g * group + r // num_queries.
     group = num_heads // num_kv_heads
     rows = q.to(dtype).unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)
-    scores = rows @ k.to(dtype).permute(1, 2, 0) * scale  # [num_kv_heads, rows, num_keys]
+    scores = (rows * scale) @ k.to(dtype).permute(1, 2, 0)  # [num_kv_heads, rows, num_keys]
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    hidden = ~visible_keys(num_queries, num_keys, spec, causal=causal, device=q.device)
-    scores = scores.unflatten(1, (group, num_queries)).masked_fill(hidden, -math.inf)
+    if num_queries == 1 and spec.window is None:  # it stands behind all keys and sees every one
+        weights = scores.softmax(dim=-1)
+    else:
+        visible = visible_keys(num_queries, num_keys, spec, causal=causal, device=q.device)
+        hidden = ~visible.repeat(group, 1)  # [rows, num_keys]
+        scores = scores.masked_fill(hidden, -math.inf)
+        # The softmax of a row that sees nothing is NaN; its weights are 0 like all hidden ones.
+        weights = scores.softmax(dim=-1).masked_fill(hidden, 0)
 
-    lse = scores.logsumexp(dim=-1, keepdim=True)  # [num_kv_heads, group, num_queries, 1]
-    # Where nothing is visible lse is -inf, and -inf minus -inf is NaN: subtract 0 there instead.
-    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0))
-    out = weights.flatten(1, 2) @ v.to(dtype).transpose(0, 1)  # [num_kv_heads, rows, head_dim]
+    out = weights @ v.to(dtype).transpose(0, 1)  # [num_kv_heads, rows, head_dim]
     out = out.unflatten(1, (group, num_queries)).permute(2, 0, 1, 3).reshape(q.shape).to(q.dtype)
-    return (out, lse.permute(2, 0, 1, 3).reshape(num_queries, num_heads)) if return_lse else out
+    if not return_lse:
+        return out
+    lse = scores.logsumexp(dim=-1).unflatten(1, (group, num_queries))
+    return out, lse.permute(2, 0, 1).reshape(num_queries, num_heads)
 
 
 def visible_keys(
