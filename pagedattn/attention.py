@@ -95,8 +95,9 @@ def attention(
     # The query heads that share a KV head are rows of one matrix product; row r of KV head g is
     # query r % num_queries of query head g * group + r // num_queries.
     group = num_heads // num_kv_heads
-    rows = q.to(dtype).unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)
-    scores = (rows * scale) @ k.to(dtype).permute(1, 2, 0)  # [num_kv_heads, rows, num_keys]
+    rows = (q.to(dtype) * scale).reshape(num_queries, num_kv_heads, group, head_dim)
+    rows = rows.permute(1, 2, 0, 3).flatten(1, 2)  # [num_kv_heads, rows, head_dim]
+    scores = torch.bmm(rows, k.to(dtype).permute(1, 2, 0))  # [num_kv_heads, rows, num_keys]
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     if num_queries == 1 and spec.window is None:  # it stands behind all keys and sees every one
@@ -108,11 +109,12 @@ def attention(
         # The softmax of a row that sees nothing is NaN; its weights are 0 like all hidden ones.
         weights = scores.softmax(dim=-1).masked_fill(hidden, 0)
 
-    out = weights @ v.to(dtype).transpose(0, 1)  # [num_kv_heads, rows, head_dim]
-    out = out.unflatten(1, (group, num_queries)).permute(2, 0, 1, 3).reshape(q.shape).to(q.dtype)
+    out = torch.bmm(weights, v.to(dtype).transpose(0, 1))  # [num_kv_heads, rows, head_dim]
+    out = out.view(num_kv_heads, group, num_queries, head_dim).permute(2, 0, 1, 3)
+    out = out.reshape(q.shape).to(q.dtype)
     if not return_lse:
         return out
-    lse = scores.logsumexp(dim=-1).unflatten(1, (group, num_queries))
+    lse = scores.logsumexp(dim=-1).view(num_kv_heads, group, num_queries)
     return out, lse.permute(2, 0, 1).reshape(num_queries, num_heads)
 
 
