@@ -3,7 +3,6 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from importlib import import_module
 
 Run = Callable[[Namespace], object]
 
@@ -29,9 +28,19 @@ def _trace(parser: ArgumentParser) -> Run:
 
 
 def _bench(parser: ArgumentParser) -> Run:
+    from pagedattn.bench.generate import add_arguments, run
+
     measurements = parser.add_subparsers(metavar="MEASUREMENT", required=True)
-    measurements.add_parser("generate", help="tokens per second against transformers")
-    return lambda args: None
+    summary = "tokens per second against transformers"
+    add_arguments(measurements.add_parser("generate", help=summary, description=summary))
+    return run
+
+
+def _book(parser: ArgumentParser) -> Run:
+    from pagedattn.book.build import add_arguments, run
+
+    add_arguments(parser)
+    return run
 
 
 def _exercises(parser: ArgumentParser) -> Run:
@@ -59,19 +68,17 @@ def _evidence(parser: ArgumentParser) -> Run:
     return run_evidence
 
 
-COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], Run] | None]] = {
+COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], Run]]] = {
     "demo": ("watch the model answer through the paged cache", _demo),
     "generate": ("answer prompts, on any stage or on your own code", _generate),
     "trace": ("replay a recorded trace: how much reserved memory is used", _trace),
     "bench": ("measure speed", _bench),
     "exercises": ("write the students' files and refresh the code in the texts", _exercises),
     "figures": ("draw the figures again", _figures),
-    "book": ("build the book", None),
+    "book": ("build the book", _book),
     "evidence": ("run the chapters' tests on a GPU and record the result", _evidence),
     "check": ("is all that is generated current?", _check),
 }
-# These read their own arguments.
-MAINS = {("book",): "pagedattn.book.build", ("bench", "generate"): "pagedattn.bench.generate"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,9 +101,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    for words, module in MAINS.items():
-        if tuple(arguments[: len(words)]) == words:
-            return int(import_module(module).main(arguments[len(words) :]))
     args = build_parser(arguments).parse_args(arguments)
     return int(args.run(args) or 0)
 
@@ -107,6 +111,6 @@ def build_parser(arguments: Sequence[str]) -> ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (summary, prepare) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
-        if prepare and name in arguments[:1]:
+        if name in arguments[:1]:
             command.set_defaults(run=prepare(command))
     return parser

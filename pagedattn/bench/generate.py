@@ -13,7 +13,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -37,12 +37,12 @@ asks for space in advance, and what is bare is at most the end of each reader's 
 def to_transformers(model: Llama) -> Any:
     """The same model as a ``transformers.LlamaForCausalLM``, with the same weights.
 
-    Raises RuntimeError with the command to install transformers when it is missing.
+    Raises ValueError with the command to install transformers when it is missing.
     """
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as reason:
-        raise RuntimeError(
+        raise ValueError(
             "this compares with transformers; install it with: pip install transformers"
         ) from reason
     config = model.config
@@ -121,10 +121,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="write the result to this file")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure by the options of ``add_arguments``; the result as it goes into the JSON file.
 
-    Raises ValueError for a number below 1, RuntimeError when transformers is not installed.
+    Raises ValueError for a number below 1, or when transformers is not installed.
     """
     for name in ("num_prompts", "new_tokens", "repeats", "threads"):
         if getattr(args, name) < 1:
@@ -190,22 +190,10 @@ def report(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(args: argparse.Namespace) -> None:
     """Measure, print, and write the JSON file if one is asked for."""
-    parser = argparse.ArgumentParser(prog="pagedattn bench generate", description=__doc__)
-    add_arguments(parser)
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(arguments)
-    try:
-        result = run(args)
-    except (ValueError, RuntimeError) as reason:
-        parser.error(str(reason))
+    result = measure(args)
     print(report(result))
     if args.json:
-        command = " ".join([parser.prog, *arguments])
+        command = " ".join(["pagedattn", *sys.argv[1:]])
         args.json.write_text(json.dumps({"command": command} | result, indent=2) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -101,12 +101,15 @@ def _prune(site: Path, root: Path, used: set[str]) -> None:
             folder.rmdir()
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """`pagedattn book [--out DIR]`: builds the book and says where it is."""
-    parser = argparse.ArgumentParser(prog="pagedattn book", description="Build the book.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `pagedattn book`."""
     parser.add_argument("--out", type=Path, default=None, help="folder for the pages (site/)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Builds the book and says where it is; 1 with one line a problem if something is wrong."""
     try:
-        start = build(out=parser.parse_args(args).out)
+        start = build(out=args.out)
     except (BookError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,10 +118,10 @@ def test_command_line(
         return tmp_path / "index.html"
 
     monkeypatch.setattr(book, "build", fake)
-    assert book.main(["--out", str(tmp_path)]) == 0
+    assert book.run(Namespace(out=tmp_path)) == 0
     assert called == [tmp_path]
     assert f"{tmp_path}/index.html" in capsys.readouterr().out
-    assert book.main([]) == 1
+    assert book.run(Namespace(out=None)) == 1
     assert "b.html: there is no such page" in capsys.readouterr().err
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pagedattn.bench import generate as bench
+from pagedattn.cli import main
 from pagedattn.model import load_model
 
 
@@ -19,11 +20,15 @@ def threads_as_before() -> Any:
     torch.set_num_threads(before)
 
 
-def test_both_sides_answer_alike(tiny_file: Any, tmp_path: Path, capsys: Any) -> None:
+def test_both_sides_answer_alike(
+    tiny_file: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "result.json"
     options = ["--num-prompts", "2", "--new-tokens", "6", "--repeats", "2", "--threads", "1"]
     path = str(tiny_file.write({"llama.context_length": 128}))
-    assert bench.main(["--model", path, *options, "--json", str(out)]) == 0
+    arguments = ["bench", "generate", "--model", path, *options, "--json", str(out)]
+    monkeypatch.setattr("sys.argv", ["pagedattn", *arguments])
+    assert main() == 0
     result = json.loads(out.read_text())
     assert result["command"].startswith(f"pagedattn bench generate --model {path} --num-prompts 2")
     assert result["prompt_tokens"] == [8, 24]
@@ -51,11 +56,11 @@ def test_number_below_one() -> None:
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     with pytest.raises(ValueError, match="new_tokens must be at least 1, got 0"):
-        bench.run(parser.parse_args(["--new-tokens", "0"]))
+        bench.measure(parser.parse_args(["--new-tokens", "0"]))
 
 
 def test_transformers_missing(tiny_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = load_model(tiny_file.write())
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(RuntimeError, match="pip install transformers"):
+    with pytest.raises(ValueError, match="pip install transformers"):
         bench.to_transformers(model)
