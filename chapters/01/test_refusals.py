@@ -250,6 +250,7 @@ def test_bad_attend(
         ("max_seq_len is True", {"max_seq_len": True}),
         ("dtype is torch.int64", {"dtype": torch.int64}),
         ("3 layer_specs for 2 layers", {"layer_specs": (None, None, None)}),
+        ("1 layer_specs for 2 layers", {"layer_specs": (None,)}),
     ],
 )
 def test_bad_config(stage: ModuleType, words: str, options: dict[str, object]) -> None:

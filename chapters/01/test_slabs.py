@@ -90,6 +90,7 @@ def test_padding_is_not_stored(stage: ModuleType) -> None:
     history = witness.histories["A"]
     expected = attention(history.q[0], history.k[0], history.v[0])
     assert torch.allclose(out[:3], expected, rtol=0, atol=1e-12)
+    assert not out[3:].any(), f"padding looks at nothing, so its output is 0, not {out[3:]}"
 
 
 # The cache as a whole.
@@ -153,7 +154,14 @@ def test_broken_invariants_are_found(stage: ModuleType) -> None:
     cache = witness.cache
     holes = cache.arena.holes
 
-    for broken in ([(4, 116)], [(9, 111)], [(8, 111)], [], [(8, 12), (20, 100)]):
+    for broken in (
+        [(4, 116)],
+        [(9, 111)],
+        [(8, 111)],
+        [],
+        [(8, 12), (20, 100)],
+        [(8, 0), (8, 112)],
+    ):
         cache.arena.holes = broken
         with pytest.raises(InvariantError, match="I1"):
             cache.check_invariants()

@@ -257,3 +257,14 @@ def test_a_full_pool_serves_again_after_a_free(stage: ModuleType) -> None:
     if "D" not in witness.histories:  # it was add that refused
         witness.add("D", 8)
     witness.step({"D": witness.waiting("D")})
+
+
+def test_without_poison_memory_holds_numbers(stage: ModuleType) -> None:
+    """Poison is a switch: off, nothing is NaN, not even memory that was freed."""
+    witness = Witness(stage, poison=False)
+    witness.add("A", 5)
+    witness.step({"A": witness.waiting("A")})
+    witness.free("A")
+    for name in ("k_cache", "v_cache"):
+        cache = getattr(witness.cache, name)
+        assert cache.isfinite().all(), f"{name} holds NaN, but poison is off; {witness!r}"

@@ -72,6 +72,11 @@ def test_i2_a_table_is_as_long_as_its_sequence(healthy):
     assert_breaks(healthy, "I2")
 
 
+def test_i2_a_computed_token_has_a_block(healthy):
+    healthy.sequences["A"].num_computed_tokens = 4  # its second block holds nothing
+    assert_breaks(healthy, "I2")
+
+
 def test_i2_a_row_names_the_blocks_of_its_sequence(healthy):
     healthy.block_table.table[0, 1] = 5
     assert_breaks(healthy, "I2")
@@ -84,6 +89,16 @@ def test_i2_nothing_stands_behind_a_row(healthy):
 
 def test_i3_a_block_stands_in_one_table(healthy):
     healthy.sequences["B"].blocks[0] = healthy.sequences["A"].blocks[0]
+    assert_breaks(healthy, "I3")
+
+
+def test_i3_a_block_is_not_shared(healthy):
+    """ref_cnt counts right, but in this chapter no two tables name one block."""
+    shared = healthy.sequences["A"].blocks[0]
+    shared.ref_cnt = 2
+    healthy.pool.free_blocks(healthy.sequences["B"].blocks)
+    healthy.sequences["B"].blocks[0] = shared
+    assert healthy.ref_cnts("A") == [2, 1]
     assert_breaks(healthy, "I3")
 
 

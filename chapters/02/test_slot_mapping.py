@@ -163,6 +163,15 @@ def test_slot_minus_one_is_never_written(stage):
 
 
 @pytest.mark.contract
+def test_slot_zero_is_a_slot(stage):
+    """Only -1 means "do not store"; who may use slot 0 is for the pool to say."""
+    k_cache, v_cache = filled_caches(num_blocks=2, block_size=2)
+    k, v = random_kv(1)
+    stage.write_kv(k_cache, v_cache, k, v, torch.tensor([0], device=DEVICE))
+    assert torch.equal(k_cache[0, 0], k[0]) and torch.equal(v_cache[0, 0], v[0])
+
+
+@pytest.mark.contract
 def test_a_batch_of_padding_writes_nothing(stage):
     torch.manual_seed(0)
     k_cache, v_cache = filled_caches(num_blocks=3, block_size=2)
