@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.outcomes import OutcomeException
 
 # Triton asks for this when it is imported, which must come after.
 if not torch.cuda.is_available():
@@ -33,6 +34,10 @@ from pagedattn.course.tasks import ToDo, unfinished_task
 from pagedattn.course.verdict import judge
 
 _TO_DO = "to do"
+
+
+class Unfinished(ToDo, OutcomeException):
+    """`ToDo` as pytest knows it: a fixture that ends so is finished like one that failed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,7 +80,7 @@ class Course:
         if case.bug:
             return case.bug.stage()
         if self.student or self.impl:
-            return self._load_file(self._file(case.chapter), NotImplementedError=ToDo)
+            return self._load_file(self._file(case.chapter), NotImplementedError=Unfinished)
         return load_stage(case.chapter)
 
     def whose(self) -> str:
@@ -105,7 +110,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _load_hypothesis_profile() -> None:
     from hypothesis import HealthCheck, settings
+    from hypothesis.internal.conjecture import engine
 
+    # Five minutes by default: a mistake that leads into slow runs would leave a student waiting.
+    engine.MAX_SHRINKING_SECONDS = 20
     settings.register_profile(
         "pagedattn",
         deadline=None,
