@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Batch:
     def seq_ids(self) -> list[SeqId]:
         return list(self.num_new_tokens)
 
+    @torch.no_grad()
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store K and V of the batch's tokens in one layer, then let its queries look at their
         sequences.
@@ -75,7 +77,7 @@ class Batch:
 
     def _check_inputs(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         config, num_tokens = self.cache.config, self.token_ids.shape[0]
-        if not 0 <= layer < config.num_layers:
+        if not isinstance(layer, int) or not 0 <= layer < config.num_layers:
             raise ValueError(f"layer {layer} of a cache with layers 0 .. {config.num_layers - 1}")
         kv_shape = (num_tokens, config.num_kv_heads, config.head_dim)
         for name, tensor in (("k", k), ("v", v)):

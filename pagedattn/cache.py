@@ -21,15 +21,15 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pagedattn.attention import AttentionSpec
 from pagedattn.batch import Batch, SeqId
+from pagedattn.config import Config
 
 __all__ = [
     "Batch",
@@ -55,60 +55,6 @@ class OutOfBlocks(ValueError):
 
 class InvariantError(AssertionError):
     """A structure contradicts itself. The message names the invariant and shows the pool."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """The size and kind of a KV cache; the same for every stage.
-
-    ``num_blocks`` counts block 0, which holds no sequence, so ``num_slots`` is (num_blocks - 1) *
-    block_size. ``max_seq_len`` is the most tokens of one sequence, ``max_num_seqs`` the most
-    sequences at a time. ``layer_specs`` has one entry a layer; left empty, every layer is plain
-    causal attention. With ``poison`` on, K and V that are dead are overwritten with NaN, so that
-    reading them shows.
-
-    Raises ValueError for a size below its least value, a dtype that is not floating point, or a
-    number of ``layer_specs`` that is not ``num_layers``.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    num_blocks: int
-    max_seq_len: int
-    block_size: int = 16
-    max_num_seqs: int = 256
-    dtype: torch.dtype = torch.float32
-    device: str | torch.device = field(default_factory=torch.get_default_device)
-    poison: bool = False
-    layer_specs: tuple[AttentionSpec, ...] = ()
-
-    def __post_init__(self) -> None:
-        sizes = (
-            "num_layers",
-            "num_kv_heads",
-            "head_dim",
-            "block_size",
-            "max_seq_len",
-            "max_num_seqs",
-        )
-        for name, least in {**dict.fromkeys(sizes, 1), "num_blocks": 2}.items():
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(
-                    f"{name} is {value!r}; it must be a whole number, at least {least}"
-                )
-        if not self.dtype.is_floating_point:
-            raise ValueError(f"dtype is {self.dtype}; K and V need a floating-point type")
-        if not self.layer_specs:
-            object.__setattr__(self, "layer_specs", (AttentionSpec(),) * self.num_layers)
-        elif len(self.layer_specs) != self.num_layers:
-            raise ValueError(f"{len(self.layer_specs)} layer_specs for {self.num_layers} layers")
-
-    @property
-    def num_slots(self) -> int:
-        """Slots that sequences can use. One slot holds K and V of one token, for all layers."""
-        return (self.num_blocks - 1) * self.block_size
 
 
 @dataclass(frozen=True)
@@ -214,9 +160,17 @@ class KVCache(ABC):
                     f"reserve {n} tokens of sequence {seq_id!r}: "
                     f"{waiting} are known and not computed yet"
                 )
+        batch = self._build_batch(counts)
         self._take(counts)
-        self.open_batch = self._build_batch(counts)
-        return self.open_batch
+        try:
+            batch.block_table, batch.slot_mapping = self._address(
+                list(counts), batch.query_start_loc, batch.positions
+            )
+        except BaseException:  # no memory for two tensors, say
+            self._abort(batch)
+            raise
+        self.open_batch = batch
+        return batch
 
     def free(self, seq_id: SeqId) -> None:
         """End a sequence and give back all that it holds. ValueError if it is unknown."""
@@ -293,6 +247,7 @@ class KVCache(ABC):
     # Shared by all stages.
 
     def _build_batch(self, counts: dict[SeqId, int]) -> Batch:
+        """A batch of these tokens; where they lie is not known yet."""
         sequences = [self.sequences[seq_id] for seq_id in counts]
         spans = [
             range(s.num_computed_tokens, s.num_computed_tokens + n)
@@ -303,7 +258,6 @@ class KVCache(ABC):
         positions = torch.tensor([p for span in spans for p in span], device=device)
         starts = [0, *accumulate(counts.values())]
         query_start_loc = torch.tensor(starts, dtype=torch.int32, device=device)
-        block_table, slot_mapping = self._address(list(counts), query_start_loc, positions)
         return Batch(
             cache=self,
             num_new_tokens=counts,
@@ -311,8 +265,8 @@ class KVCache(ABC):
             positions=positions,
             query_start_loc=query_start_loc,
             seq_lens=torch.tensor([s.stop for s in spans], dtype=torch.int32, device=device),
-            block_table=block_table,
-            slot_mapping=slot_mapping,
+            block_table=query_start_loc.new_empty(0),
+            slot_mapping=positions.new_empty(0),
         )
 
     def _sequence(self, seq_id: SeqId) -> Any:
@@ -333,8 +287,9 @@ class KVCache(ABC):
 
 def _as_token_ids(token_ids: Iterable[int]) -> list[int]:
     tokens = [_whole(token, "token id") for token in token_ids]
-    if tokens and min(tokens) < 0:
-        raise ValueError(f"token id {min(tokens)}; ids are 0 or more")
+    for token in tokens:
+        if not 0 <= token < 2**63:
+            raise ValueError(f"token id {token}; ids are 0 or more, and below 2**63")
     return tokens
 
 

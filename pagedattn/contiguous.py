@@ -59,9 +59,12 @@ class SlabArena:
     """A row of slots from which slabs are cut.
 
     ``holes`` lists the free pieces as (first slot, size), lowest first; no two of them touch.
+    Raises ValueError for an arena with no slot.
     """
 
     def __init__(self, num_slots: int) -> None:
+        if num_slots < 1:
+            raise ValueError(f"an arena of {num_slots} slots; at least 1 is needed")
         self.num_slots = num_slots
         self.holes: list[tuple[int, int]] = [(0, num_slots)]
 
@@ -121,7 +124,8 @@ class SlabSequence(Sequence):
 class ContiguousKVCache(KVCache):
     """K and V of every sequence in a slab of its own, reserved when the sequence begins.
 
-    ``k_cache`` and ``v_cache`` are [num_layers, num_slots, num_kv_heads, head_dim].
+    ``k_cache`` and ``v_cache`` are [num_layers, num_slots, num_kv_heads, head_dim]. Raises
+    ValueError for 2**31 slots or more: the first slot of a slab stands in an int32 block table.
     """
 
     sequence_class = SlabSequence
@@ -129,6 +133,8 @@ class ContiguousKVCache(KVCache):
 
     def __init__(self, config: Config, arena: SlabArena) -> None:
         super().__init__(config)
+        if arena.num_slots >= 2**31:
+            raise ValueError(f"{arena.num_slots} slots; a slab's first slot must be below 2**31")
         self.arena = arena
         shape = (config.num_layers, arena.num_slots, config.num_kv_heads, config.head_dim)
         fill = math.nan if config.poison else 0.0

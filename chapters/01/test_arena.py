@@ -72,6 +72,12 @@ def test_take_refuses_when_full(stage: ModuleType) -> None:
         arena.take(1)
 
 
+@pytest.mark.parametrize("num_slots", [0, -1])
+def test_an_arena_has_slots(stage: ModuleType, num_slots: int) -> None:
+    with pytest.raises(ValueError, match=f"an arena of {num_slots} slots"):
+        stage.SlabArena(num_slots)
+
+
 @pytest.mark.parametrize("size", [0, -3])
 def test_take_refuses_an_empty_slab(stage: ModuleType, size: int) -> None:
     arena = stage.SlabArena(8)

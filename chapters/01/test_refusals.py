@@ -49,6 +49,7 @@ def refuse(witness: Witness, words: str, what: Callable[[], object]) -> None:
         ("sequence 'A' is in the cache already", "add", ("A", [1, 2])),
         ("token id -1", "append", ("A", [-1])),
         ("token id is 1.5; it must be a whole number", "append", ("A", [1, 1.5])),
+        ("token id 9223372036854775808", "append", ("A", [2**63])),
         ("n is 1.0; it must be a whole number", "reserve", ({"A": 1.0},)),
         ("sequence 'A' has 7 tokens; 2 more exceed its limit of 8", "append", ("A", [1, 2])),
         ("at least one sequence", "reserve", ({},)),
@@ -76,6 +77,7 @@ def test_bad_verb(witness: Witness, words: str, verb: str, arguments: tuple[obje
         ("max_tokens is 0; max_seq_len allows 1 to 24", [1], 0),
         ("max_tokens is 2.5; it must be a whole number", [1], 2.5),
         ("token id -7", [3, -7], None),
+        ("token id 9223372036854775808", [2**63], None),
     ],
 )
 def test_bad_prompt(
@@ -251,6 +253,10 @@ def test_bad_attend(
         ("dtype is torch.int64", {"dtype": torch.int64}),
         ("3 layer_specs for 2 layers", {"layer_specs": (None, None, None)}),
         ("1 layer_specs for 2 layers", {"layer_specs": (None,)}),
+        ("each must be an AttentionSpec", {"layer_specs": (None, None)}),
+        ("dtype is torch.float8_e4m3fn", {"dtype": torch.float8_e4m3fn}),
+        ("dtype is float32", {"dtype": "float32"}),
+        ("device is 'nowhere'", {"device": "nowhere"}),
     ],
 )
 def test_bad_config(stage: ModuleType, words: str, options: dict[str, object]) -> None:
@@ -258,3 +264,19 @@ def test_bad_config(stage: ModuleType, words: str, options: dict[str, object]) -
     good = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "num_blocks": 9, "max_seq_len": 16}
     with pytest.raises(ValueError, match=re.escape(words)):
         stage.build_cache(Config(**(good | options)))  # type: ignore[arg-type]
+
+
+@contract
+def test_a_batch_that_cannot_be_built(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory for the batch's own tensors, say: what was taken for it is given back."""
+
+    def fail(*args: object) -> None:
+        raise MemoryError("no memory")
+
+    before = witness.snapshot()
+    with monkeypatch.context() as patch:
+        patch.setattr(witness.cache, "_address", fail)
+        with pytest.raises(MemoryError):
+            witness.cache.reserve({"A": 2})
+    witness.assert_unchanged(before, "a reserve that failed")
+    witness.step({"A": 2})

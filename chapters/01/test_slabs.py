@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import pad
 
 from pagedattn.attention import attention
-from pagedattn.cache import InvariantError, OutOfBlocks
+from pagedattn.cache import Config, InvariantError, OutOfBlocks
 from pagedattn.course.witness import Witness
 
 # Task 1.4: where the tokens of a batch lie.
@@ -179,3 +179,10 @@ def test_broken_invariants_are_found(stage: ModuleType) -> None:
     cache.sequences["A"].num_computed_tokens = 7
     with pytest.raises(InvariantError, match="7 tokens computed, 6 known"):
         cache.check_invariants()
+
+
+def test_slots_fit_into_the_block_table(stage: ModuleType) -> None:
+    """The first slot of a slab is an int32 number. Nothing is allocated before that is checked."""
+    config = Config(num_layers=1, num_kv_heads=1, head_dim=1, num_blocks=2**27 + 1, max_seq_len=16)
+    with pytest.raises(ValueError, match="2147483648 slots"):
+        stage.build_cache(config)

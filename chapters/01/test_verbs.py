@@ -268,3 +268,16 @@ def test_without_poison_memory_holds_numbers(stage: ModuleType) -> None:
     for name in ("k_cache", "v_cache"):
         cache = getattr(witness.cache, name)
         assert cache.isfinite().all(), f"{name} holds NaN, but poison is off; {witness!r}"
+
+
+def test_no_gradients_are_kept(stage: ModuleType) -> None:
+    """K and V that are part of a graph would keep every step's graph alive."""
+    witness = Witness(stage)
+    witness.add("A", 3)
+    batch = witness.reserve({"A": 3})
+    for layer in range(2):
+        q, k, v = (tensor.requires_grad_() for tensor in witness.inputs(batch, layer))
+        out = batch.attend(layer, q, k, v)
+        assert not out.requires_grad
+    batch.commit()
+    assert not witness.cache.k_cache.requires_grad and not witness.cache.v_cache.requires_grad

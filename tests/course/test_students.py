@@ -112,8 +112,13 @@ def test_to_do_in_hypothesis_and_in_fixtures(mini, words):
         def full(stage):
             return stage.Shelf(1).put("a")
 
-        def test_it(full):
-            assert full == 1
+        @pytest.fixture
+        def fuller(full):
+            return full + 1
+
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_it(fuller, number):
+            assert fuller == 2
         """,
     )
     mini.write(
@@ -129,7 +134,7 @@ def test_to_do_in_hypothesis_and_in_fixtures(mini, words):
     )
     result = mini.run("chapters/02", "--student", "-s")
     said = [line for line in result.outlines if "TO DO" in line]
-    assert len(said) == 6
+    assert len(said) == 7
     tried = [line for line in result.outlines if line.endswith("tried")]
     assert len(tried) == 1, "Hypothesis looks for no smaller example of what is not there"
 
