@@ -68,8 +68,9 @@ def test_take_refuses_what_lies_in_no_piece(stage: ModuleType) -> None:
 def test_take_refuses_when_full(stage: ModuleType) -> None:
     arena = stage.SlabArena(4)
     arena.take(4)
-    with pytest.raises(OutOfBlocks, match="0 are free"):
+    with pytest.raises(OutOfBlocks) as refused:
         arena.take(1)
+    assert (refused.value.needed, refused.value.free) == (1, 0)
 
 
 @pytest.mark.parametrize("num_slots", [0, -1])
@@ -81,7 +82,7 @@ def test_an_arena_has_slots(stage: ModuleType, num_slots: int) -> None:
 @pytest.mark.parametrize("size", [0, -3])
 def test_take_refuses_an_empty_slab(stage: ModuleType, size: int) -> None:
     arena = stage.SlabArena(8)
-    with pytest.raises(ValueError, match=f"a slab of {size} slots; at least 1"):
+    with pytest.raises(ValueError):
         arena.take(size)
     assert arena.holes == [(0, 8)], f"a refusal changed the holes: {arena.holes}"
 
@@ -119,8 +120,9 @@ def test_free_slots_in_pieces_serve_nobody_long(stage: ModuleType) -> None:
     arena.give_back(first, 4)
     arena.give_back(last, 4)
     assert arena.num_free_slots == 8
-    with pytest.raises(OutOfBlocks, match="8 are free"):
+    with pytest.raises(OutOfBlocks) as refused:
         arena.take(8)
+    assert (refused.value.needed, refused.value.free) == (8, 8)
     arena.give_back(middle, 4)
     try:
         start = arena.take(12)
@@ -145,7 +147,7 @@ def test_a_slab_comes_back_once(stage: ModuleType, start: int, size: int) -> Non
     for _ in range(4):
         arena.take(4)
     arena.give_back(4, 4)
-    with pytest.raises(ValueError, match="free already"):
+    with pytest.raises(ValueError):
         arena.give_back(start, size)
     assert arena.holes == [(4, 4)], f"a refusal changed the holes: {arena.holes}"
 
@@ -154,7 +156,7 @@ def test_a_slab_comes_back_once(stage: ModuleType, start: int, size: int) -> Non
 def test_a_slab_lies_in_the_arena(stage: ModuleType, start: int, size: int) -> None:
     arena = stage.SlabArena(16)
     arena.take(16)
-    with pytest.raises(ValueError, match="arena with 16 slots"):
+    with pytest.raises(ValueError):
         arena.give_back(start, size)
     assert arena.holes == [], f"a refusal changed the holes: {arena.holes}"
 
