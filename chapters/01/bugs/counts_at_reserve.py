@@ -9,7 +9,7 @@ from typing import Any
 
 from pagedattn.cache import Batch, SeqId
 
-SYMPTOM = "after reserve of 5 tokens and abort, 5 tokens count as computed"
+SYMPTOM = "5 tokens count as computed after reserve and abort"
 KILLED_BY = (
     "test_verbs.py::test_lengths_advance_only_at_commit",
     "test_verbs.py::test_abort_leaves_everything",

@@ -8,7 +8,7 @@ there is no cache, stayed right; generation drifted. Mikyx-1/TinyLLM#18.
 from functools import partial
 from typing import Any
 
-SYMPTOM = "an early token's output changes when a later token of the prompt does"
+SYMPTOM = "the output of an early token changes with a later token of the prompt"
 KILLED_BY = (
     "test_verbs.py::test_a_prompt_is_read_causally",
     "test_verbs.py::test_prompt_then_decode",

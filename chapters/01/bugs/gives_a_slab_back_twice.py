@@ -7,7 +7,7 @@ vllm-project/vllm#42571.
 
 from typing import Any
 
-SYMPTOM = "give_back of the same slab twice is accepted, and take then gives it to two sequences"
+SYMPTOM = "a slab that comes back twice is given to two sequences"
 KILLED_BY = ("test_arena.py::test_a_slab_comes_back_once",)
 
 

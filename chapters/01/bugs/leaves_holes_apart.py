@@ -6,7 +6,7 @@ sequence fits. A restart cures it, for a while. OpenPPL/ppl.nn#234.
 
 from typing import Any
 
-SYMPTOM = "three slabs of 4 are given back to an arena of 12, and take(12) is refused"
+SYMPTOM = "take(12) is refused after three slabs of 4 have come back to an arena of 12"
 KILLED_BY = (
     "test_arena.py::test_holes_that_touch_grow_together[4-2-holes1]",
     "test_arena.py::test_free_slots_in_pieces_serve_nobody_long",

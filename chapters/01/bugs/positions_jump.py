@@ -9,7 +9,7 @@ from typing import Any
 
 from pagedattn.cache import Batch, SeqId
 
-SYMPTOM = "a prompt of 6 tokens, then positions 6, 12 and 13 instead of 6, 7 and 8"
+SYMPTOM = "after a prompt of 6 tokens come the positions 6, 12, 13 instead of 6, 7, 8"
 KILLED_BY = ("test_verbs.py::test_positions_count_on",)
 
 

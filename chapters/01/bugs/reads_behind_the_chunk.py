@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-SYMPTOM = "a prompt of 10 tokens in chunks of 4: the first chunk looks at 10 keys"
+SYMPTOM = "the first chunk of 4 of a prompt of 10 tokens looks at 10 keys"
 KILLED_BY = (
     "test_verbs.py::test_a_chunk_sees_no_slot_behind_it",
     "test_verbs.py::test_chunks_give_the_same_outputs[3]",

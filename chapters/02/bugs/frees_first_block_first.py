@@ -7,7 +7,7 @@ the same age, the first was often the next victim, and the hit rate fell at rand
 llm-d/llm-d-inference-sim#704.
 """
 
-SYMPTOM = "Of a sequence that has ended, the first block is overwritten first."
+SYMPTOM = "the first block of a sequence that has ended is overwritten before its last"
 KILLED_BY = (
     "test_growth.py::test_free_gives_back_the_last_block_first",
     "test_reserve.py::test_abort_gives_back_the_last_block_first",

@@ -8,7 +8,7 @@ To see it: three prompts, one of which ends early. Its row is taken over by the 
 from then on the others write into and read from each other's blocks, in the middle of a sentence.
 """
 
-SYMPTOM = "When one of several answers ends, the others go on with each other's memory."
+SYMPTOM = "after one of several answers has ended, the others use each other's memory"
 KILLED_BY = (
     "test_paged_cache.py::test_a_sequence_reads_its_own_blocks_whatever_its_place_in_the_batch",
     "test_paged_cache.py::test_a_sequence_goes_on_when_another_has_left",

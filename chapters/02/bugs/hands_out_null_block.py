@@ -6,7 +6,7 @@ else treats 0 as "nothing here": layers skipped that request's state, and its an
 ovg-project/kvcached#398.
 """
 
-SYMPTOM = "The first sequence gets block 0, which also stands behind the end of every table row."
+SYMPTOM = "the first sequence gets block 0, the padding of every table row"
 KILLED_BY = (
     "test_pool.py::test_all_blocks_but_block_0_can_be_used",
     "test_reserve.py::test_blocks_are_taken_in_the_order_of_the_batch",

@@ -6,7 +6,7 @@ rows took them for the sequence's own and wrote a prompt's K and V into another 
 first token came out right, the rest did not: tenstorrent/vllm-tt-plugin#103.
 """
 
-SYMPTOM = "The table row of a short sequence ends in the blocks of a long one that has left."
+SYMPTOM = "the table row of a short sequence ends in the blocks of a long one that has left"
 KILLED_BY = (
     "test_block_table.py::test_a_moved_row_leaks_nothing",
     "test_growth.py::test_rows_close_up_when_a_sequence_leaves",

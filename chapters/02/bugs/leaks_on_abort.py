@@ -6,7 +6,7 @@ cancelled request cost the pool its blocks for good: vllm-project/vllm#46283, an
 vllm-project/vllm#32255.
 """
 
-SYMPTOM = "Every aborted batch makes the pool smaller; after some hours nothing fits."
+SYMPTOM = "every aborted batch makes the pool smaller"
 KILLED_BY = (
     "test_reserve.py::test_abort_gives_back_all_blocks_of_the_batch",
     "test_reserve.py::test_abort_gives_back_the_last_block_first",

@@ -6,7 +6,7 @@ the list. Every 16th step the kernel saw 16 tokens too many, and as long as memo
 noticed: pegainfer-project/pegainfer#350.
 """
 
-SYMPTOM = "When a block is reserved ahead, 16 slots that hold no token take part in the answer."
+SYMPTOM = "16 slots of a block reserved ahead take part in the answer without a token in them"
 KILLED_BY = ("test_paged_attention.py::test_a_block_reserved_ahead_is_not_attended_to",)
 
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-SYMPTOM = "One NaN left in an unused slot of V turns a whole answer into NaN."
+SYMPTOM = "one NaN left in an unused slot of V turns a whole answer into NaN"
 KILLED_BY = (
     "test_paged_attention.py::test_unused_slots_never_matter[nan-decode-V]",
     "test_paged_attention.py::test_unused_slots_never_matter[nan-prefill-both]",

@@ -8,7 +8,7 @@ vllm-project/vllm#41339, vllm-project/vllm#38502.
 
 import torch
 
-SYMPTOM = "With block size 544, position 1000 lands in block 1 at offset 488 instead of 456."
+SYMPTOM = "with block size 544, position 1000 lies at offset 488 of block 1 instead of 456"
 KILLED_BY = ("test_slot_mapping.py::test_block_size_544",)
 
 

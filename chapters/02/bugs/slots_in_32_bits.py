@@ -8,7 +8,7 @@ vllm-project/vllm#47671.
 
 import torch
 
-SYMPTOM = "Slots past 2147483647 wrap round and are negative."
+SYMPTOM = "slots past 2147483647 wrap round to negative numbers"
 KILLED_BY = ("test_slot_mapping.py::test_slots_do_not_fit_into_32_bits",)
 
 

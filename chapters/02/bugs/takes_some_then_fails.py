@@ -5,7 +5,7 @@ checked beforehand whether all of them fit. When memory ran out half-way, what w
 taken and the server went down: huggingface/transformers#46117.
 """
 
-SYMPTOM = "Each refused batch leaves fewer free blocks behind, until nothing can run."
+SYMPTOM = "every refused batch leaves fewer free blocks behind"
 KILLED_BY = (
     "test_reserve.py::test_reserve_is_all_or_nothing",
     "test_reserve.py::test_a_failed_reserve_leaves_everything_as_it_was",

@@ -5,7 +5,7 @@ divided the slot by the block size: floor division makes -1 the last slot of blo
 from the end finds it. Whoever owned the last block lost a token: vllm-project/vllm#43810.
 """
 
-SYMPTOM = "Whenever a batch is padded, the last slot of the last block is overwritten."
+SYMPTOM = "every padded batch overwrites the last slot of the last block"
 KILLED_BY = (
     "test_slot_mapping.py::test_slot_minus_one_is_never_written",
     "test_slot_mapping.py::test_a_batch_of_padding_writes_nothing",
