@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # OpenMP threads that wait by spinning slow each other down when the machine is busy.
 export OMP_WAIT_POLICY ?= passive
+# For `make lab`: as root in a container, say, LABFLAGS=--allow-root.
+LABFLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -22,7 +24,7 @@ test-slow: $(VENV)/work-ready  ## the same tests and those that take minutes
 	$(BIN)/pytest -n auto -q --slow
 
 lab: $(VENV)/work-ready  ## the notebooks, in JupyterLab
-	$(BIN)/jupyter lab --notebook-dir=notebooks
+	$(BIN)/jupyter lab --notebook-dir=. $(LABFLAGS) notebooks
 
 book: $(VENV)/work-ready  ## the book, as a site that opens without a network
 	$(BIN)/pagedattn book --out site

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MARKER = re.compile(r"^<!-- *code: *(?P<file>\S+) +(?P<symbol>\S+) *-->[ \t]*\n", re.MULTILINE)
 _FENCE = re.compile(r"(?P<ticks>`{3,})python\n(?P<body>.*?)^(?P=ticks)[ \t]*(?:\n|\Z)", re.M | re.S)
-_ANY_MARKER = re.compile(r"^[ \t]*<!--\s*code\b.*", re.MULTILINE)
+_ANY_MARKER = re.compile(r"^ {0,3}<!--\s*code\b.*", re.MULTILINE)
 
 
 def symbol_source(path: Path, symbol: str) -> str:

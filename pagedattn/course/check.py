@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pagedattn.book import code
-from pagedattn.course import evidence, exercise
+from pagedattn.course import evidence, exercise, notebook
 from pagedattn.course.chapters import find_root
 from pagedattn.course.tasks import load_all_tasks
 
@@ -54,9 +54,10 @@ def run_check(args: Namespace) -> int:
         *exercise.check(load_all_tasks(root)),
         *code.check(_texts(root), root),
         *check_figures(root),
+        *notebook.check(root),
         *evidence.check(root),
     ]
-    return _report(problems, "exercises, code in texts, figures and evidence are current")
+    return _report(problems, "exercises, code, figures, notebooks and evidence are current")
 
 
 def _report(problems: list[str], success: str) -> int:

@@ -148,5 +148,8 @@ def check(chapters: list[ChapterTasks]) -> list[str]:
         if not path.is_file():
             problems.append(f"{name} is missing (make exercises writes it)")
         elif path.read_text(encoding="utf-8") != generate(chapter):
-            problems.append(f"{name} differs from what is generated (make exercises writes it)")
+            problems.append(
+                f"{name} differs from what is generated (edited? "
+                "make exercises keeps it, pagedattn exercises --force writes it anew)"
+            )
     return problems

@@ -157,7 +157,9 @@ def resolve_stage(
     if len(options) > 1:
         raise ImplementationError(f"{' and '.join(options)} cannot go together; give one")
     if impl is not None:
-        return load_file(Path(impl))
+        path = Path(impl)
+        from_root = find_root() / path  # a notebook runs in a folder of its own
+        return load_file(from_root if from_root.exists() and not path.exists() else path)
     if bug is not None:
         bugs = load_bugs(find_root())
         if bug not in bugs:

@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _load_hypothesis_profile() -> None:
-    from hypothesis import HealthCheck, settings
+    from hypothesis import HealthCheck, Phase, settings
     from hypothesis.internal.conjecture import engine
 
     # Five minutes by default: a mistake that leads into slow runs would leave a student waiting.
@@ -117,6 +117,7 @@ def _load_hypothesis_profile() -> None:
     settings.register_profile(
         "pagedattn",
         deadline=None,
+        phases=[phase for phase in Phase if phase is not Phase.explain],
         derandomize=True,
         # A stage is a module: it does not change from one example to the next.
         suppress_health_check=[HealthCheck.function_scoped_fixture],

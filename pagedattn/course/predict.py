@@ -55,19 +55,20 @@ class Prediction:
             return "right"
         if not _is_number(self.question.answer):
             return "not right"
-        return f"off by {_number(self.guess - self.question.answer, '+')} {self.question.unit}"
+        return f"off by {_number(self.guess - self.question.answer, '+')}"
 
     def _rows(self) -> list[tuple[str, str]]:
         question = self.question
         rows = [
             ("question", question.question),
-            ("your guess", f"{_number(self.guess)} {question.unit}"),
-            ("answer", f"{_number(question.answer)} {question.unit}"),
-            ("error", self.error),
+            ("unit", question.unit),
+            ("your guess", _number(self.guess)),
+            ("answer", _number(question.answer)),
+            ("result", self.error),
             ("because", question.because),
         ]
         if self.usual:
-            rows.insert(4, ("a usual mistake", question.why_wrong))
+            rows.insert(5, ("a usual mistake", question.why_wrong))
         return [(label, text.strip()) for label, text in rows]
 
     def __repr__(self) -> str:
@@ -159,7 +160,7 @@ def _same(guess: Any, answer: Any) -> bool:
 def _number(value: Any, sign: str = "") -> str:
     if not _is_number(value):
         return str(value)
-    return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign},.6g}"
+    return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign},.5g}"
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

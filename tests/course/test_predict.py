@@ -48,11 +48,11 @@ def predict(mini, monkeypatch):
     ("question", "guess", "error", "right", "usual"),
     [
         ("slot", 29, "right", True, False),
-        ("slot", 27, "off by -2 slot", False, False),
-        ("slot", 9, "off by -20 slot", False, True),
+        ("slot", 27, "off by -2", False, False),
+        ("slot", 9, "off by -20", False, True),
         ("share", 94, "right", True, False),
-        ("share", 90.0, "off by -3.75 %", False, False),
-        ("share", 6.25, "off by -87.5 %", False, True),
+        ("share", 90.0, "off by -3.75", False, False),
+        ("share", 6.25, "off by -87.5", False, True),
         ("copies", "68, 3", "right", True, False),
         ("copies", "256, 0", "not right", False, True),
     ],
@@ -84,9 +84,10 @@ def test_what_is_shown(predict):
     wrong = predict("slot", 9)
     assert repr(wrong).splitlines() == [
         "question:        Table `[5, 2, 7]`, block size 4, position 9: which slot?",
-        "your guess:      9 slot",
-        "answer:          29 slot",
-        "error:           off by -20 slot",
+        "unit:            slot",
+        "your guess:      9",
+        "answer:          29",
+        "result:          off by -20",
         "a usual mistake: That is the position <itself>.",
         "because:         7 * 4 + 9 % 4",
     ]
@@ -102,7 +103,7 @@ def test_summary(predict):
     predict("share", 90)
     assert repr(predict.summary()).splitlines() == [
         "slot:            right",
-        "share:           off by -3.75 %",
+        "share:           off by -3.75",
         "in all:          1 right, 2 guessed, 3 asked",
     ]
     assert "2 guessed" in predict.summary()._repr_html_()
