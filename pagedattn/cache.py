@@ -220,17 +220,24 @@ class KVCache(ABC):
 
     @abstractmethod
     def _take(self, num_new_tokens: Mapping[SeqId, int]) -> None:
-        """Storage for the next tokens of every sequence. Raises OutOfBlocks before any change."""
+        """Storage for the next n tokens of every sequence, behind those that are computed.
+
+        For all of them or for none: raises OutOfBlocks before any change.
+        """
 
     @abstractmethod
     def _address(
         self, seq_ids: list[SeqId], query_start_loc: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The block table of these sequences, and the slot of every token of the batch."""
+        """Where a batch lies: its block table, int32 [num_seqs, width], and the slot of every
+        token, int64 [num_tokens]. ``query_start_loc`` and ``positions`` are those of ``Batch``."""
 
     @abstractmethod
     def _attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store and attend, from the batch's tensors alone."""
+        """Store K and V where ``batch.slot_mapping`` says (-1: nowhere), then attend.
+
+        Shapes as in ``Batch.attend``. Reads of the batch its tensors alone.
+        """
 
     def _commit(self, batch: Batch) -> None:
         for seq_id, n in batch.num_new_tokens.items():
@@ -238,7 +245,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def _abort(self, batch: Batch) -> None:
-        """Give back what ``_take`` took."""
+        """Give back what ``_take`` took; with poison on, kill the slots that were to be written."""
 
     @abstractmethod
     def _end(self, sequence: Any) -> None:
