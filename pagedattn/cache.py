@@ -18,7 +18,6 @@ underscore.
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from pagedattn.batch import Batch, SeqId
 from pagedattn.config import Config
+from pagedattn.whole_number import whole_number
 
 __all__ = [
     "Batch",
@@ -112,7 +112,11 @@ class KVCache(ABC):
         """
         self._check_no_open_batch("add")
         tokens = _as_token_ids(token_ids)
-        limit = self.config.max_seq_len if max_tokens is None else _whole(max_tokens, "max_tokens")
+        limit = (
+            self.config.max_seq_len
+            if max_tokens is None
+            else whole_number(max_tokens, "max_tokens")
+        )
         if seq_id in self.sequences:
             raise ValueError(f"sequence {seq_id!r} is in the cache already")
         if not tokens:
@@ -151,7 +155,7 @@ class KVCache(ABC):
         self._check_no_open_batch("reserve")
         if not num_new_tokens:
             raise ValueError("reserve needs at least one sequence")
-        counts = {seq_id: _whole(n, "n") for seq_id, n in num_new_tokens.items()}
+        counts = {seq_id: whole_number(n, "n") for seq_id, n in num_new_tokens.items()}
         for seq_id, n in counts.items():
             sequence = self._sequence(seq_id)
             waiting = len(sequence.token_ids) - sequence.num_computed_tokens
@@ -293,16 +297,8 @@ class KVCache(ABC):
 
 
 def _as_token_ids(token_ids: Iterable[int]) -> list[int]:
-    tokens = [_whole(token, "token id") for token in token_ids]
+    tokens = [whole_number(token, "token id") for token in token_ids]
     for token in tokens:
         if not 0 <= token < 2**63:
             raise ValueError(f"token id {token}; ids are 0 or more, and below 2**63")
     return tokens
-
-
-def _whole(value: Any, name: str) -> int:
-    """A Python int, from anything that is one: a NumPy integer, an integer tensor of one number."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number") from None

@@ -23,7 +23,14 @@ import torch
 
 from pagedattn.course.chapters import STAGES, chapter_folders, find_root
 
-_SHARED = ("attention", "batch", "cache", "config", "poison")  # what every stage stands on
+_SHARED = (
+    "attention",
+    "batch",
+    "cache",
+    "config",
+    "poison",
+    "whole_number",
+)  # what every stage stands on
 
 _FIELDS = {"command", "card", "versions", "date", "sources", "result"}
 

@@ -1,0 +1,23 @@
+"""What counts as a whole number in this package: a token, a number of tokens, a seed."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def whole_number(value: Any, name: str) -> int:
+    """The Python int that ``value`` is: a NumPy integer and an integer tensor of one number count
+    too.
+
+    Raises ValueError, naming ``name`` and the value, for anything else; True and False are answers
+    to a question, no numbers.
+    """
+    is_bool = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+    try:
+        if not is_bool:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueError(f"{name} is {value!r}; it must be a whole number")
