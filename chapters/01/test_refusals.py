@@ -275,7 +275,7 @@ def test_a_batch_that_cannot_be_built(witness: Witness, monkeypatch: pytest.Monk
 
     before = witness.snapshot()
     with monkeypatch.context() as patch:
-        patch.setattr(witness.cache, "_address", fail)
+        patch.setattr(type(witness.cache), "_address", fail)
         with pytest.raises(MemoryError):
             witness.cache.reserve({"A": 2})
     witness.assert_unchanged(before, "a reserve that failed")
