@@ -96,6 +96,8 @@ def test_a_terminal_gets_panels_and_no_color_is_obeyed(
         (["--prompt", "Hi", "--max-new-tokens", "500"], "max_seq_len 512"),
         (["--max-new-tokens", "0"], "'0' is not a whole number of at least 1"),
         (["--block-size", "-3"], "'-3' is not a whole number of at least 1"),
+        (["--max-new-tokens", "99999999"], "max_seq_len 512"),
+        (["--max-new-tokens", "99999999", "--bug", "frees_twice"], "max_seq_len 512"),
         (["--num-blocks", "1"], "num_blocks is 1"),
         (["--temperature", "-1"], "-1"),
         (["--seed", "-1"], "-1"),
@@ -111,6 +113,18 @@ def test_wrong_input_is_one_line_and_status_2(
 ) -> None:
     status, _, err = generate(*options)
     assert status == 2 and words in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize("options", [["--num-blocks"], ["--bug", "frees_twice", "--block-size"]])
+@pytest.mark.parametrize("number", ["99999999999", "9" * 30])
+def test_more_blocks_than_the_memory_holds(
+    generate: Any, monkeypatch: pytest.MonkeyPatch, options: list[str], number: str
+) -> None:
+    """The answer comes before a single block is made: a pool of so many would take hours."""
+    monkeypatch.delattr(paged.BlockPool, "__init__")
+    status, _, err = generate("--prompt", "Hi", "--max-new-tokens", "2", *options, number)
+    assert status == 2 and number in err
+    assert "are more than this machine's memory holds" in err
 
 
 def test_a_model_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

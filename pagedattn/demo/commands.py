@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pagedattn import paged
-from pagedattn.cache import KVCache, OutOfBlocks
+from pagedattn.cache import Config, OutOfBlocks
+from pagedattn.contiguous import kv_bytes_per_token
 from pagedattn.course.chapters import STAGES, find_root
 from pagedattn.course.implementations import Bug, load_bugs, load_stage, resolve_stage
 from pagedattn.course.tasks import unfinished_task
@@ -39,6 +40,7 @@ from pagedattn.model import (
     default_model_path,
     load_model,
 )
+from pagedattn.model.generate import check_prompts
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -69,7 +71,7 @@ def demo(
     """The demo, once the model is there."""
     answers = prepare(tokenizer, PROMPTS)
     num_blocks = num_blocks_for(answers, max_new_tokens, BLOCK_SIZE)
-    cache = _build_cache(paged, model, BLOCK_SIZE, num_blocks)
+    cache = paged.build_cache(_config(model, BLOCK_SIZE, num_blocks))
     run = Run(model, tokenizer, cache, answers, max_new_tokens, [Sampler() for _ in answers])
     show_prompts(console, answers)
     show_answers(console, run)
@@ -120,17 +122,24 @@ def generate_on(
 ) -> int:
     """What ``run_generate`` does, once stage and model are there."""
     answers = prepare(tokenizer, args.prompt or PROMPTS, raw=args.raw)
+    check_prompts(
+        [answer.prompt_ids for answer in answers],
+        args.max_new_tokens,
+        vocab_size=model.config.vocab_size,
+        max_seq_len=model.config.max_seq_len,
+    )
     enough = num_blocks_for(answers, args.max_new_tokens, args.block_size)
+    num_blocks = args.num_blocks or enough
+    config = _config(model, args.block_size, num_blocks)
     bug = load_bugs(find_root())[args.bug] if args.bug else None
     theirs = bool(bug or args.impl)
     if bug:
         console.print(Text(f"bug {bug.name}: {bug.symptom}\n", style="bold"))
     show_prompts(console, answers)
-    num_blocks = args.num_blocks or enough
     run: Run | None = None
     sound = False
     try:
-        cache = _build_cache(stage, model, args.block_size, num_blocks)
+        cache = stage.build_cache(config)
         samplers = _samplers(args, len(answers))
         run = Run(model, tokenizer, cache, answers, args.max_new_tokens, samplers)
         show_answers(console, run)
@@ -167,7 +176,7 @@ def _changes(
     """The same prompts on the stage without the bug: shows which answers differ, and whether any
     does."""
     num_blocks = args.num_blocks or num_blocks_for(answers, args.max_new_tokens, args.block_size)
-    cache = _build_cache(load_stage(bug.chapter), model, args.block_size, num_blocks)
+    cache = load_stage(bug.chapter).build_cache(_config(model, args.block_size, num_blocks))
     console.print()
     with busy(console, f"the same prompts without the bug, on {STAGES[bug.chapter]}"):
         healthy = complete(
@@ -181,18 +190,28 @@ def _changes(
     return show_changes(console, tokenizer, answers, healthy)
 
 
-def _build_cache(stage: ModuleType, model: Llama, block_size: int, num_blocks: int) -> KVCache:
+def _config(model: Llama, block_size: int, num_blocks: int) -> Config:
+    """The configuration of a cache for which there is memory. Raises ValueError where there is not:
+    a pool would make an object for each of its blocks before that showed."""
     config = cache_config(model.config, block_size=block_size, num_blocks=num_blocks)
+    too_many = ValueError(
+        f"{num_blocks} blocks of {block_size} slots are more than this machine's memory holds"
+    )
+    num_bytes = (
+        num_blocks
+        * block_size
+        * kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
+    )
+    if num_bytes > torch.iinfo(torch.int64).max:
+        raise too_many
     try:
-        cache: KVCache = stage.build_cache(config)
+        torch.empty(num_bytes, dtype=torch.uint8, device=config.device)
     except RuntimeError as error:  # on the CPU torch has no class of its own for this
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         if not out_of_memory and "can't allocate memory" not in str(error):
             raise
-        raise ValueError(
-            f"{num_blocks} blocks of {block_size} slots are more than this machine's memory holds"
-        ) from error
-    return cache
+        raise too_many from error
+    return config
 
 
 def _load(console: Console, path: Path | None) -> tuple[Llama, Tokenizer]:

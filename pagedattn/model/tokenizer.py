@@ -71,9 +71,9 @@ class Tokenizer:
         pre_tokenizer = _pre_tokenizer(pre)
         if model != "gpt2" or pre_tokenizer is None:
             raise file.error(f"tokenizer {model!r} with pre-tokenisation {pre!r} is not supported")
-        tokens = file.value("tokenizer.ggml.tokens", list)
-        types = file.value("tokenizer.ggml.token_type", list, [1] * len(tokens))
-        merges = [tuple(m.split(" ")) for m in file.value("tokenizer.ggml.merges", list)]
+        tokens = file.values("tokenizer.ggml.tokens", str)
+        types = file.values("tokenizer.ggml.token_type", int, [1] * len(tokens))
+        merges: list[Any] = [tuple(m.split(" ")) for m in file.values("tokenizer.ggml.merges", str)]
         if len(types) != len(tokens):
             raise file.error(f"tokenizer: {len(tokens)} tokens, but {len(types)} token types")
         vocab = {token: token_id for token_id, token in enumerate(tokens)}
@@ -108,7 +108,7 @@ class Tokenizer:
         if not file.has(key):
             return None
         token_id = file.value(key, int)
-        if token_id >= len(self._tokens):
+        if not 0 <= token_id < len(self._tokens):
             raise file.error(f"{key} is {token_id}, the vocabulary has {len(self._tokens)} tokens")
         return token_id
 

@@ -103,6 +103,11 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def check_tensors(file: ModelFile, config: ModelConfig) -> None:
     """Raise ModelFileError unless the file holds exactly the tensors that ``config`` asks for."""
+    if config.num_layers > len(file.tensors):
+        raise file.error(
+            f"llama.block_count is {config.num_layers}, "
+            f"but the file has only {len(file.tensors)} tensors"
+        )
     expected = expected_shapes(config)
     for name, shape in expected.items():
         if name not in file.tensors:

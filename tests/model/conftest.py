@@ -1,12 +1,21 @@
-"""Tiny model files, written by ``gguf``: random weights, 8 query heads, 2 KV heads, head_dim 4."""
+"""Tiny model files, written by ``gguf``, and a random model with caches for it.
 
+The files: random weights, 8 query heads, 2 KV heads, head_dim 4.
+"""
+
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf.quants import quantize
+
+from pagedattn import contiguous, paged
+from pagedattn.cache import KVCache
+from pagedattn.model import Llama, ModelConfig, cache_config
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, D_MODEL, D_FF = 2, 8, 2, 4, 32, 64
 # Byte-level BPE in small: the printable ASCII characters, two merges, two special tokens.
@@ -140,3 +149,47 @@ def tiny_file(request: pytest.FixtureRequest, tmp_path: Path) -> TinyFile:
 def untied_file(tmp_path: Path) -> TinyFile:
     """A good file with a head of its own."""
     return TinyFile(tmp_path / "tiny.gguf", tied=False)
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    """A random model whose scores are far enough apart that rounding decides nothing."""
+    config = ModelConfig(
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        d_model=32,
+        d_ff=48,
+        vocab_size=64,
+        max_seq_len=40,
+    )
+    generator = torch.Generator().manual_seed(0)
+    model = Llama(config)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            parameter.normal_(generator=generator, std=0.5)
+    return model
+
+
+@pytest.fixture(scope="session")
+def assert_untouched() -> Callable[[KVCache], None]:
+    """``assert_untouched(cache)``: no sequence is in it, no slot is taken, no batch is open."""
+
+    def check(cache: KVCache) -> None:
+        assert cache.seq_ids == []
+        assert cache.usage().reserved == 0
+        assert cache.open_batch is None
+        cache.check_invariants()
+
+    return check
+
+
+@pytest.fixture(params=[contiguous.build_cache, paged.build_cache], ids=["slabs", "pages"])
+def cache(
+    request: pytest.FixtureRequest, model: Llama, assert_untouched: Callable[[KVCache], None]
+) -> Iterator[KVCache]:
+    """A cache with room for all; whatever a test does, nothing may be left in it."""
+    cache = request.param(cache_config(model.config, num_blocks=60, block_size=4, poison=True))
+    yield cache
+    assert_untouched(cache)

@@ -1,8 +1,11 @@
 """Choosing a token from scores."""
 
 import math
+import re
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -80,10 +83,24 @@ def test_wrong_temperature(temperature: float) -> None:
         Sampler(temperature)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_wrong_seed(seed: int) -> None:
-    with pytest.raises(ValueError, match=f"seed must .* got {seed}"):
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, 3.0, True, "3", math.nan, torch.tensor(True)])
+def test_wrong_seed(seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed ") as error:
         Sampler(1.0, seed)
+    assert str(seed) in str(error.value)
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_whole_numbers_of_other_libraries_are_seeds(seed: Any) -> None:
+    logits = random_logits(scale=1.0)
+    assert draw(Sampler(1.0, seed), logits) == draw(Sampler(1.0, 3), logits)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1, 5), ()])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_scores_of_another_shape(temperature: float, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"[vocab_size], got {list(shape)}")):
+        Sampler(temperature, seed=0).sample(torch.ones(shape))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

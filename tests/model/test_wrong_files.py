@@ -1,5 +1,7 @@
 """Every wrong file is refused: by name, and before any weight is read."""
 
+import math
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,32 @@ class TestWrongFiles:
             refused(path, "cut off")
         refused(path, last.name)
 
+    def test_text_that_is_not_utf8(self, untied_file: Any) -> None:
+        path = untied_file.write()
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b"gpt2", b"gpt\xff"))
+        refused(path, "tokenizer.ggml.model", "0xff")
+        path.write_bytes(data.replace(b"the", b"t\xffe", 1))  # the last of the tokens
+        refused(path, "tokenizer.ggml.tokens", "0xff")
+
+    def test_negative_token(self, untied_file: Any) -> None:
+        path = untied_file.write()
+        data = path.read_bytes()
+        key, unsigned, signed = b"eos_token_id", *(n.to_bytes(4, "little") for n in (4, 5))
+        assert data.count(key + unsigned + bytes(4)) == 1
+        path.write_bytes(data.replace(key + unsigned + bytes(4), key + signed + b"\xff" * 4))
+        refused(path, "eos_token_id is -1")
+
+    def test_more_dimensions_than_a_tensor_has(self, untied_file: Any) -> None:
+        """A damaged count would make the loader multiply up all numbers of the file."""
+        untied_file.tensors["spare"] = np.ones((1, 1, 1, 1, 32), np.float32)
+        refused(untied_file.write(), "tensor spare has 5 dimensions")
+
+    def test_array_of_arrays(self, untied_file: Any) -> None:
+        refused(
+            untied_file.write({"tokenizer.ggml.merges": [["t h"], ["th e"]]}), "array of arrays"
+        )
+
     def test_no_file(self, tmp_path: Path) -> None:
         refused(tmp_path / "none.gguf", "no such file")
         refused(tmp_path, "not a file")
@@ -96,8 +124,9 @@ class TestWrongFiles:
         [
             ({"llama.block_count": None}, "llama.block_count is missing"),
             ({"llama.block_count": 3}, "blk.2.attn_norm.weight is missing"),
-            ({"llama.block_count": 0}, "num_layers must be at least 1"),
+            ({"llama.block_count": 0}, "num_layers must be a whole number, at least 1, got 0"),
             ({"llama.block_count": "two"}, "llama.block_count is 'two', expected int"),
+            ({"llama.block_count": 2**32 - 1}, "is 4294967295, but the file has only 21 tensors"),
             ({"llama.attention.head_count": 0}, "head_count"),
             ({"llama.attention.head_count": 5}, "head_count"),
             ({"llama.attention.head_count_kv": 3}, "num_kv_heads 3"),
@@ -113,14 +142,38 @@ class TestWrongFiles:
             ({"tokenizer.ggml.tokens": [*TOKENS[:-1], "a"]}, "98 tokens, only 97 different"),
             ({"tokenizer.ggml.token_type": [1]}, "1 token types"),
             ({"tokenizer.ggml.merges": ["t q"]}, "merge 't q'"),
+            ({"tokenizer.ggml.merges": [7]}, "tokenizer.ggml.merges holds 7, expected str"),
+            ({"tokenizer.ggml.tokens": [1] * 98}, "tokenizer.ggml.tokens holds 1, expected str"),
+            ({"tokenizer.ggml.token_type": [0.5] * 98}, "token_type holds 0.5, expected int"),
             ({"tokenizer.ggml.model": "llama"}, "tokenizer 'llama'"),
             ({"tokenizer.ggml.pre": "unheard-of"}, "'unheard-of'"),
             ({"tokenizer.ggml.eos_token_id": 98}, "eos_token_id is 98"),
+            ({"llama.rope.freq_base": math.inf}, "rope_theta must be finite and above 0, got inf"),
         ],
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
     )
     def test_wrong_metadata(self, untied_file: Any, metadata: dict[str, Any], words: str) -> None:
         refused(untied_file.write(metadata), words)
+
+
+def test_one_byte_of_the_header_changed(untied_file: Any) -> None:
+    """The file loads or is refused, whichever byte it is: no other error, no endless work."""
+    path = untied_file.write()
+    data = path.read_bytes()
+    header = len(data) - sum(tensor.nbytes for tensor in untied_file.tensors.values())
+    choose = random.Random(0)
+    outcomes = set()
+    for _ in range(150):
+        changed = bytearray(data)
+        changed[choose.randrange(header)] ^= choose.randrange(1, 256)
+        path.write_bytes(changed)
+        try:
+            load_model(path)
+            outcomes.add("loaded")
+        except ModelFileError as error:
+            assert str(path) in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"loaded", "refused"}
 
 
 def test_type_that_is_no_number_format(untied_file: Any) -> None:
