@@ -1,12 +1,12 @@
 # Every target makes the virtual environment when it is missing and installs what it needs.
 # PYTHON chooses the interpreter for it, 3.11 or later: `make demo PYTHON=python3.12`.
 PYTHON ?= python3
-# OpenMP threads that wait by spinning slow each other down when the machine is busy.
-export OMP_WAIT_POLICY ?= passive
 # For `make lab`: as root in a container, say, LABFLAGS=--allow-root.
 LABFLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+# One process a core, so one thread a process: those that it starts, notebooks' kernels, too.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -q
 
 .PHONY: demo test test-slow lab book figures exercises check clean
 
@@ -17,11 +17,11 @@ test: $(VENV)/work-ready  ## lint, types, every chapter, the book, the notebooks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy pagedattn tests
-	$(BIN)/pytest -n auto -q
+	$(PYTEST)
 	$(BIN)/pagedattn book --out site
 
 test-slow: $(VENV)/work-ready  ## the same tests and those that take minutes
-	$(BIN)/pytest -n auto -q --slow
+	$(PYTEST) --slow
 
 lab: $(VENV)/work-ready  ## the notebooks, in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=. $(LABFLAGS) notebooks
