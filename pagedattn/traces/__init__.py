@@ -9,8 +9,9 @@ request reserves).
 """
 
 from pagedattn.traces.fcfs import Metrics, replay
+from pagedattn.traces.files import load_trace, shipped_traces
 from pagedattn.traces.policies import Paged, Policy, ReserveMax, Running
-from pagedattn.traces.recorded import VIEWS, Request, load_trace, select, shipped_traces
+from pagedattn.traces.recorded import VIEWS, Request, select
 
 __all__ = [
     "VIEWS",
