@@ -117,13 +117,14 @@ def draw_block_sizes(
     sizes = sorted({size for measured in blocks.values() for size in measured})
     if len(sizes) < 2:
         raise ValueError(f"draw_block_sizes needs at least two block sizes, got {sizes}")
-    figure, card = style.card(3.6, title)
+    legend = -(-len(blocks) // 3) * 0.2  # inches: three traces a line
+    figure, card = style.card(3.2 + legend, title)
     width = 1.6
     headings = ("empty slots, share", "running requests *", "blocks a request")
     panels = []
     for column, heading in enumerate(headings):
         left = 0.75 + column * (width + 0.65)
-        axes = plot_area(figure, left, 1.4, style.WIDTH - left - width, 0.75)
+        axes = plot_area(figure, left, 1 + legend, style.WIDTH - left - width, 0.75)
         axes.set_title(heading, loc="left", fontsize=style.NORMAL, color=style.MUTED)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -154,9 +155,11 @@ def draw_block_sizes(
         card.plot([x, x + 0.35], [y, y], color=colour, linestyle=dashes, linewidth=1.5)
         shapes.text(card, x + 0.45, y, trace, ha="left", fontsize=style.SMALL)
     panels[0].set_ylim(0, None)
-    panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    panels[1].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    panels[2].set_yscale("log")
+    for axes in panels[:2]:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+    panels[2].set_yscale("log", base=2)
+    panels[2].yaxis.set_minor_locator(NullLocator())
     panels[2].yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     words = (
         f"* as a share of those with blocks of {sizes[0]}; mean over the steps in which one waits"
