@@ -28,12 +28,17 @@ def _trace(parser: ArgumentParser) -> Run:
 
 
 def _bench(parser: ArgumentParser) -> Run:
-    from pagedattn.bench.generate import add_arguments, run
+    from pagedattn.bench import generate, survey
 
     measurements = parser.add_subparsers(metavar="MEASUREMENT", required=True)
-    summary = "tokens per second against transformers"
-    add_arguments(measurements.add_parser("generate", help=summary, description=summary))
-    return run
+    for name, summary, module in (
+        ("generate", "tokens per second against transformers", generate),
+        ("waste", "every policy on recorded traces: memory used, requests at a time", survey),
+    ):
+        measurement = measurements.add_parser(name, help=summary, description=summary)
+        module.add_arguments(measurement)
+        measurement.set_defaults(measure=module.run)
+    return lambda args: args.measure(args)
 
 
 def _book(parser: ArgumentParser) -> Run:
@@ -72,7 +77,7 @@ COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], Run]]] = {
     "demo": ("watch the model answer through the paged cache", _demo),
     "generate": ("answer prompts, on any stage or on your own code", _generate),
     "trace": ("replay a recorded trace: how much reserved memory is used", _trace),
-    "bench": ("measure speed", _bench),
+    "bench": ("measure: speed, memory", _bench),
     "exercises": ("write the students' files and refresh the code in the texts", _exercises),
     "figures": ("draw the figures again", _figures),
     "book": ("build the book", _book),

@@ -35,6 +35,7 @@ def test_help_names_every_command_and_imports_none():
         (["trace", "--help"], "--block-size"),
         (["bench", "--help"], "generate"),
         (["bench", "generate", "--help"], "--new-tokens"),
+        (["bench", "waste", "--help"], "--block-sizes"),
         (["book", "--help"], "--out"),
         (["exercises", "--help"], "--force"),
         (["check", "--help"], "current"),

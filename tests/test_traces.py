@@ -2,8 +2,11 @@
 
 import gzip
 import hashlib
+import json
+import re
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,13 +29,31 @@ def test_full_view_ends_at_the_greatest_power_of_two_in_the_pool() -> None:
         select(requests, "full", num_slots=63)
 
 
-def test_shipped_trace_is_what_its_note_says() -> None:
+TRACES = {
+    "arxiv_summ_len": ("csv", "MIT License"),
+    "azure_code": ("csv", "Attribution 4.0 International"),
+    "azure_conv": ("csv", "Attribution 4.0 International"),
+    "mooncake_conversation": ("jsonl", "Apache License"),
+    "mooncake_synthetic": ("jsonl", "Apache License"),
+    "sharegpt_len": ("csv", "Apache License"),
+}
+
+
+def test_shipped_names() -> None:
+    assert shipped_traces() == list(TRACES)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_shipped_trace_is_what_its_note_says(name: str) -> None:
+    suffix, title = TRACES[name]
     folder = resources.files("pagedattn.data") / "traces"
-    assert shipped_traces() == ["azure_conv"]
-    digest = hashlib.sha256((folder / "azure_conv.csv.gz").read_bytes()).hexdigest()
-    assert f"sha256 of this file: {digest}" in (folder / "azure_conv.NOTE.md").read_text()
-    licence = (folder / "AzurePublicDataset-CC-BY-4.0.txt").read_text()
-    assert "Attribution 4.0 International" in licence
+    digest = hashlib.sha256((folder / f"{name}.{suffix}.gz").read_bytes()).hexdigest()
+    note = (folder / f"{name}.NOTE.md").read_text()
+    assert f"sha256 of this file: {digest}" in note
+    assert re.search(rf"the (first )?{len(load_trace(name))} (of|that)", note)
+    beside = re.search(r"beside this note: `(.*\.txt)`", note)
+    assert beside
+    assert title in (folder / beside[1]).read_text()
 
 
 def test_azure_conv_is_loaded_whole_and_in_order() -> None:
@@ -41,6 +62,17 @@ def test_azure_conv_is_loaded_whole_and_in_order() -> None:
     assert requests[:2] == [Request(374, 44, 0), Request(396, 109, 4314)]
     assert max(request.total_length for request in requests) == 14089
     assert max(request.output_length for request in requests) == 1000
+
+
+def test_mooncake_is_loaded_with_its_hash_ids() -> None:
+    requests = load_trace("mooncake_conversation")
+    first = Request(6758, 500, 0, tuple(range(14)))
+    assert requests[:2] == [first, Request(7322, 490, 0, (0, *range(14, 28)))]
+    assert "hash_ids" not in repr(first)  # there can be hundreds
+    # Ids of whole blocks, as published with the trace.
+    whole = {i for r in requests for i in (r.hash_ids or ())[: r.input_length // 512]}
+    assert len(whole) == 89637
+    assert sum(request.input_length for request in requests) == 72511056
 
 
 # Bad input.
@@ -52,9 +84,13 @@ def test_azure_conv_is_loaded_whole_and_in_order() -> None:
         ((0, 1), "input_length is 0, but must be at least 1"),
         ((1, 0), "output_length is 0, but must be at least 1"),
         ((1, 1, -1), "arrival_ms is -1, but must be at least 0"),
+        ((513, 1, 0, (4, -1)), "the least of hash_ids is -1, but must be at least 0"),
+        ((512, 1, 0, (4, 5)), "2 hash_ids, but a prompt of 512 tokens has 1 blocks of 512"),
+        ((513, 1, 0, (4,)), "1 hash_ids, but a prompt of 513 tokens has 2 blocks of 512"),
+        ((1, 1, 0, ()), "0 hash_ids, but a prompt of 1 tokens has 1 blocks of 512"),
     ],
 )
-def test_request_rejects(lengths: tuple[int, ...], message: str) -> None:
+def test_request_rejects(lengths: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Request(*lengths)
 
@@ -76,7 +112,7 @@ def test_request_rejects(lengths: tuple[int, ...], message: str) -> None:
         ("input_length,output_length\n1,-2\n", "line 2: output_length is -2, but must be"),
         (
             "arrival_ms,input_length,output_length\n5,1,1\n5,1,1\n4,1,1\n",
-            "line 4: arrival_ms is 4, after 5",
+            "line 4: an arrival at 4 ms after one at 5 ms",
         ),
     ],
 )
@@ -87,6 +123,68 @@ def test_load_trace_names_file_line_and_value(tmp_path: Path, content: str, mess
         load_trace(path)
     assert str(path) in str(raised.value)
     assert message in str(raised.value)
+
+
+def mooncake_line(**changes: object) -> str:
+    values = {"timestamp": 5, "input_length": 600, "output_length": 2, "hash_ids": [7, 8]}
+    return json.dumps(values | changes)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "line 2: '' is not JSON: Expecting value at character 1"),
+        ("{", "line 2: '{' is not JSON"),
+        ("[" * 100_000, "line 2: "),
+        ("[]", "line 2: '[]' is not an object"),
+        ("7", "line 2: '7' is not an object"),
+        ("{}", "line 2: the keys are [], not ['timestamp', 'input_length', "),
+        (mooncake_line(more=1), "'hash_ids', 'more'], not"),
+        (mooncake_line()[:-1] + ', "timestamp": 6}', "'hash_ids', 'timestamp'], not"),
+        (mooncake_line(timestamp=None), "line 2: timestamp is None, not a whole number"),
+        (mooncake_line(timestamp=4), "line 2: an arrival at 4 ms after one at 5 ms"),
+        (mooncake_line(input_length=600.0), "line 2: input_length is 600.0, not a whole"),
+        (mooncake_line(output_length=True), "line 2: output_length is True, not a whole"),
+        (mooncake_line(output_length="2"), "line 2: output_length is '2', not a whole"),
+        (mooncake_line(output_length=0), "line 2: output_length is 0, but must be"),
+        (mooncake_line(hash_ids=3), "line 2: hash_ids is 3, not a list"),
+        (mooncake_line(hash_ids=[1, "2"]), "line 2: one of hash_ids is '2', not a whole"),
+        (mooncake_line(hash_ids=[1]), "line 2: 1 hash_ids, but a prompt of 600 tokens has 2"),
+        (mooncake_line(hash_ids={}), "line 2: 0 hash_ids, but a prompt of 600 tokens has 2"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_load_trace_names_line_and_value_of_jsonl(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(f"{mooncake_line()}\n{line}\n")
+    with pytest.raises(ValueError) as raised:
+        load_trace(path)
+    assert f"{path}, line 2: " in str(raised.value)
+    assert message in str(raised.value)
+
+
+def test_load_trace_reads_jsonl(tmp_path: Path) -> None:
+    text = f"{mooncake_line()}\n{mooncake_line(hash_ids=[7, 9], timestamp=6)}\n"
+    (tmp_path / "own.jsonl").write_text(text)
+    (tmp_path / "own.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    expected = [Request(600, 2, 5, (7, 8)), Request(600, 2, 6, (7, 9))]
+    assert load_trace(tmp_path / "own.jsonl") == expected
+    assert load_trace(tmp_path / "own.jsonl.gz") == expected
+
+
+@pytest.mark.parametrize(("suffix", "end"), [("csv", "line 1"), ("jsonl", "the trace is empty")])
+def test_load_trace_rejects_an_empty_file(tmp_path: Path, suffix: str, end: str) -> None:
+    path = tmp_path / f"empty.{suffix}"
+    path.touch()
+    with pytest.raises(ValueError, match=rf"empty\.{suffix}.*{end}"):
+        load_trace(path)
+
+
+def test_load_trace_names_the_suffixes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(mooncake_line())
+    with pytest.raises(ValueError, match=r"trace\.json: the name must end with one of \.csv, "):
+        load_trace(path)
 
 
 def test_load_trace_reads_csv_and_gzip_alike(tmp_path: Path) -> None:
@@ -117,7 +215,7 @@ def test_load_trace_names_an_unreadable_file(tmp_path: Path, damage: str) -> Non
 
 
 def test_load_trace_lists_the_shipped_names(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no trace 'azure': neither shipped \(azure_conv\) nor"):
+    with pytest.raises(ValueError, match=r"no trace 'azure': .*azure_conv, mooncake_.*\) nor"):
         load_trace("azure")
     with pytest.raises(ValueError, match="nor a file"):
         load_trace(tmp_path)

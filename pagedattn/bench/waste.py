@@ -72,7 +72,7 @@ def _percent(share: float) -> str:
 def add_arguments(parser: ArgumentParser) -> None:
     """The arguments of `pagedattn trace`."""
     parser.add_argument(
-        "trace", help=f"{', '.join(shipped_traces())}, or the path of a .csv or .csv.gz file"
+        "trace", help=f"{', '.join(shipped_traces())}, or the path of a .csv or .jsonl file"
     )
     parser.add_argument(
         "--slots", type=int, default=160_000, help="KV slots in the pool, one a token (%(default)s)"

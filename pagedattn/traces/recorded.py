@@ -1,102 +1,49 @@
-"""Recorded requests: reading a trace, and keeping the part of it that a model could serve."""
+"""Recorded requests, and the part of a trace that a model could serve."""
 
-import gzip
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
-from pathlib import Path
+from dataclasses import dataclass, field
 
-COLUMNS = ("arrival_ms", "input_length", "output_length")
-HEADERS = (COLUMNS, COLUMNS[1:])  # the second for traces that have no arrival times
 VIEWS = ("le4096", "full")
+HASH_BLOCK_SIZE = 512  # tokens that one of a request's hash_ids stands for
 
 
 @dataclass(frozen=True)
 class Request:
     """One recorded request. Lengths are in tokens, `arrival_ms` in milliseconds.
 
-    Raises ValueError for a length under 1 and for an arrival under 0.
+    `hash_ids`, where a trace has them, name the prompt's blocks of 512 tokens in order; a partial
+    last block has an id too. Equal ids mean equal prompts up to the end of that block.
+
+    Raises ValueError for a length under 1, for an arrival or an id under 0, and for more or fewer
+    ids than blocks.
     """
 
     input_length: int
     output_length: int
     arrival_ms: int | None = None
+    hash_ids: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name, value, limit in (
             ("input_length", self.input_length, 1),
             ("output_length", self.output_length, 1),
             ("arrival_ms", self.arrival_ms, 0),
+            ("the least of hash_ids", min(self.hash_ids or (0,)), 0),
         ):
             if value is not None and value < limit:
                 raise ValueError(f"{name} is {value}, but must be at least {limit}")
+        if self.hash_ids is not None:
+            num_blocks = -(-self.input_length // HASH_BLOCK_SIZE)
+            if len(self.hash_ids) != num_blocks:
+                raise ValueError(
+                    f"{len(self.hash_ids)} hash_ids, but a prompt of {self.input_length} tokens "
+                    f"has {num_blocks} blocks of {HASH_BLOCK_SIZE}"
+                )
 
     @property
     def total_length(self) -> int:
         """Slots in use when the last token is stored."""
         return self.input_length + self.output_length
-
-
-def shipped_traces() -> list[str]:
-    """The names of the traces that come with the package."""
-    folder = resources.files("pagedattn.data") / "traces"
-    names = (entry.name for entry in folder.iterdir())
-    return sorted(name.removesuffix(".csv.gz") for name in names if name.endswith(".csv.gz"))
-
-
-def load_trace(name_or_path: str | Path) -> list[Request]:
-    """The requests of a shipped trace, or of a `.csv` or `.csv.gz` file, in file order.
-
-    A string that is the name of a shipped trace means that trace. In a file, the first line is
-    `input_length,output_length`, with `arrival_ms,` before it where arrivals are known. Every
-    further line holds those whole numbers; arrivals never go back.
-
-    Raises ValueError naming the file, and the line and value where there is one.
-    """
-    source: Traversable = Path(name_or_path)
-    if name_or_path in shipped_traces():
-        source = resources.files("pagedattn.data") / "traces" / f"{name_or_path}.csv.gz"
-    elif not source.is_file():
-        shipped = ", ".join(shipped_traces())
-        raise ValueError(f"no trace {str(name_or_path)!r}: neither shipped ({shipped}) nor a file")
-    try:
-        content = source.read_bytes()
-        text = (gzip.decompress(content) if source.name.endswith(".gz") else content).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{source}: cannot be read: {error}") from error
-    return _parse(str(source), text.splitlines())
-
-
-def _parse(source: str, lines: list[str]) -> list[Request]:
-    header = tuple(lines[0].split(",")) if lines else ()
-    if header not in HEADERS:
-        known = " or ".join(repr(",".join(columns)) for columns in HEADERS)
-        raise ValueError(f"{source}, line 1: the header is {','.join(header)!r}, not {known}")
-    requests: list[Request] = []
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            request = _parse_request(header, line)
-            if requests and (request.arrival_ms or 0) < (before := requests[-1].arrival_ms or 0):
-                raise ValueError(f"arrival_ms is {request.arrival_ms}, after {before}")
-        except ValueError as error:
-            raise ValueError(f"{source}, line {number}: {error}") from error
-        requests.append(request)
-    if not requests:
-        raise ValueError(f"{source}: the trace is empty")
-    return requests
-
-
-def _parse_request(header: tuple[str, ...], line: str) -> Request:
-    values = line.split(",")
-    if len(values) != len(header):
-        raise ValueError(f"{line!r} has {len(values)} values, not {len(header)}")
-    for name, value in zip(header, values, strict=True):
-        # int() alone would also take "1_000", " 12" and digits of other scripts.
-        if not (value.isascii() and value.removeprefix("-").isdigit()):
-            raise ValueError(f"{name} is {value!r}, not a whole number")
-    return Request(**{name: int(value) for name, value in zip(header, values, strict=True)})
 
 
 def select(requests: Sequence[Request], view: str, num_slots: int) -> tuple[list[Request], int]:
