@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pagedattn.cache import Config
+from pagedattn.course.witness import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 fresh_tokens = iter(range(10**9))  # no two sequences have a token in common
 
 

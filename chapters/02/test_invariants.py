@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from pagedattn.cache import Config, InvariantError
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from pagedattn.course.witness import DEVICE
 
 
 @pytest.fixture

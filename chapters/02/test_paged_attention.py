@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagedattn.attention import AttentionSpec, attention
+from pagedattn.course.witness import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PLAIN = AttentionSpec()
 # What rounding leaves of outputs of size 1. Float32 outputs are compared with float64 ones.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}

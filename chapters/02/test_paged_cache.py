@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pagedattn import contiguous
 from pagedattn.cache import Config
+from pagedattn.course.witness import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}  # what rounding leaves of outputs of size 1
 NUM_HEADS = 4
 fresh_tokens = iter(range(10**9))  # no two sequences have a token in common

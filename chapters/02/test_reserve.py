@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pagedattn.cache import Config, OutOfBlocks
+from pagedattn.course.witness import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 fresh_tokens = iter(range(10**9))  # no two sequences have a token in common
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from pagedattn.course.witness import DEVICE
 
 
 def slots(stage, rows, query_start_loc, positions, block_size):

@@ -71,6 +71,7 @@ def crawl(site: Path) -> Crawl:
     found = Crawl()
 
     def follow(name: str, folder: str, address: str, loaded: bool) -> str | None:
+        """What is wrong with one address on a page, if anything is."""
         parts = urlsplit(address)
         if parts.scheme == "data":
             return None

@@ -189,6 +189,10 @@ def preprocess(context: dict[str, Any], book: dict[str, Any]) -> list[str]:
 
 
 def main(args: list[str]) -> int:
+    """What mdBook runs: `supports RENDERER` asks; else a book comes in as JSON and goes out so.
+
+    Returns 1, with one line a problem on stderr, when the book must not be built.
+    """
     if args[:1] == ["supports"]:
         return 0 if args[1:] == ["html"] else 1
     context, book = json.load(sys.stdin)
