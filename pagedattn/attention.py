@@ -87,35 +87,37 @@ def attention(
     Raises ValueError when the shapes do not fit together.
     """
     _check_shapes(q, k, v)
-    num_queries, num_heads, head_dim = q.shape
+    shape, dtype = q.shape, q.dtype
+    num_queries, num_heads, head_dim = shape
     num_keys, num_kv_heads, _ = k.shape
-    dtype = torch.promote_types(q.dtype, torch.float32)  # scores and sums are never half precision
     scale = head_dim**-0.5 if spec.scale is None else spec.scale
+    if dtype.itemsize < 4:  # scores and sums are never half precision
+        q, k, v = q.float(), k.float(), v.float()
 
     # The query heads that share a KV head are rows of one matrix product; row r of KV head g is
-    # query r % num_queries of query head g * group + r // num_queries.
+    # query r // group of query head g * group + r % group.
     group = num_heads // num_kv_heads
-    rows = (q.to(dtype) * scale).reshape(num_queries, num_kv_heads, group, head_dim)
-    rows = rows.permute(1, 2, 0, 3).flatten(1, 2)  # [num_kv_heads, rows, head_dim]
-    scores = torch.bmm(rows, k.to(dtype).permute(1, 2, 0))  # [num_kv_heads, rows, num_keys]
+    rows = (q * scale).reshape(num_queries, num_kv_heads, group * head_dim).transpose(0, 1)
+    rows = rows.reshape(num_kv_heads, num_queries * group, head_dim)
+    scores = torch.bmm(rows, k.permute(1, 2, 0))  # [num_kv_heads, rows, num_keys]
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     if num_queries == 1 and spec.window is None:  # it stands behind all keys and sees every one
         weights = scores.softmax(dim=-1)
     else:
         visible = visible_keys(num_queries, num_keys, spec, causal=causal, device=q.device)
-        hidden = ~visible.repeat(group, 1)  # [rows, num_keys]
+        hidden = ~visible.repeat_interleave(group, dim=0)  # [rows, num_keys]
         scores = scores.masked_fill(hidden, -math.inf)
         # The softmax of a row that sees nothing is NaN; its weights are 0 like all hidden ones.
         weights = scores.softmax(dim=-1).masked_fill(hidden, 0)
 
-    out = torch.bmm(weights, v.to(dtype).transpose(0, 1))  # [num_kv_heads, rows, head_dim]
-    out = out.view(num_kv_heads, group, num_queries, head_dim).permute(2, 0, 1, 3)
-    out = out.reshape(q.shape).to(q.dtype)
+    out = torch.bmm(weights, v.transpose(0, 1))  # [num_kv_heads, rows, head_dim]
+    out = out.view(num_kv_heads, num_queries, group * head_dim).transpose(0, 1)
+    out = out.reshape(shape).to(dtype)
     if not return_lse:
         return out
-    lse = scores.logsumexp(dim=-1).view(num_kv_heads, group, num_queries)
-    return out, lse.permute(2, 0, 1).reshape(num_queries, num_heads)
+    lse = scores.logsumexp(dim=-1).view(num_kv_heads, num_queries, group)
+    return out, lse.transpose(0, 1).reshape(num_queries, num_heads)
 
 
 def visible_keys(

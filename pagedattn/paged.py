@@ -193,7 +193,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mappin
     Shapes: ``k_cache``, ``v_cache`` [num_blocks, block_size, num_kv_heads, head_dim], any strides;
     ``k``, ``v`` [num_tokens, num_kv_heads, head_dim]; ``slot_mapping`` int64 [num_tokens].
     """
-    real = slot_mapping >= 0
+    real = (slot_mapping >= 0).nonzero()[:, 0]
     slots = slot_mapping[real]
     block_size = k_cache.shape[1]
     block_ids, offsets = slots // block_size, slots % block_size
@@ -218,19 +218,23 @@ def paged_attention(
     1]. The queries of a sequence stand at its last positions. Returns the shape of ``q``; 0 for
     padding tokens.
 
-    Once a sequence's blocks are gathered in the order of its table, paging is over: what is left is
-    attention over contiguous K and V. Only slots of the sequence are gathered; the ones behind its
-    end may hold anything, and a weight of 0 does not help, because 0 times NaN is NaN.
+    Once the blocks are gathered in the order of the tables, paging is over: what is left is
+    attention over contiguous K and V, one sequence after another. Only slots of the sequence are
+    looked at; the ones behind its end may hold anything, and a weight of 0 does not help, because 0
+    times NaN is NaN.
     """
     block_size = k_cache.shape[1]
+    num_blocks = (seq_lens + block_size - 1) // block_size  # of each sequence
+    columns = torch.arange(block_table.shape[1], device=block_table.device)
+    blocks = block_table[columns < num_blocks[:, None]]  # row after row, without the padding
+    keys = k_cache.index_select(0, blocks).flatten(0, 1)  # [slots of all sequences, heads, dim]
+    values = v_cache.index_select(0, blocks).flatten(0, 1)
     out = torch.zeros_like(q)
     bounds = query_start_loc.tolist()
-    for row, seq_len in enumerate(seq_lens.tolist()):
-        queries = slice(bounds[row], bounds[row + 1])
-        blocks = block_table[row, : -(-seq_len // block_size)]
-        keys = k_cache.index_select(0, blocks).flatten(0, 1)[:seq_len]
-        values = v_cache.index_select(0, blocks).flatten(0, 1)[:seq_len]
-        out[queries] = attention(q[queries], keys, values, spec)
+    starts = (num_blocks.cumsum(0) - num_blocks) * block_size
+    for row, (start, seq_len) in enumerate(zip(starts.tolist(), seq_lens.tolist(), strict=True)):
+        queries, slots = slice(bounds[row], bounds[row + 1]), slice(start, start + seq_len)
+        out[queries] = attention(q[queries], keys[slots], values[slots], spec)
     return out
 
 

@@ -2,7 +2,7 @@
 #   pytest chapters/02 --student                all its tests on this file
 #   pytest chapters/02 --student --task 2.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 0f7c7523ad3a1a3706c793b4bba8cc9ce0d0bf83dd51454b7d972bd3a4cd33ad
+# made from sha256 ac3b895e0d6e6a5ca22a1e8fa5621924e8fe87e46628af19396b3e5d0689c1fd
 
 """Chapter 02: pages.
 
@@ -201,9 +201,10 @@ def paged_attention(
     1]. The queries of a sequence stand at its last positions. Returns the shape of ``q``; 0 for
     padding tokens.
 
-    Once a sequence's blocks are gathered in the order of its table, paging is over: what is left is
-    attention over contiguous K and V. Only slots of the sequence are gathered; the ones behind its
-    end may hold anything, and a weight of 0 does not help, because 0 times NaN is NaN.
+    Once the blocks are gathered in the order of the tables, paging is over: what is left is
+    attention over contiguous K and V, one sequence after another. Only slots of the sequence are
+    looked at; the ones behind its end may hold anything, and a weight of 0 does not help, because 0
+    times NaN is NaN.
     """
     raise NotImplementedError(
         "task 2.5: gather a row's blocks in order and cut them off at the sequence's length; the "

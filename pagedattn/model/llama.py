@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+FEW_TOKENS = 64  # up to here ``linear`` puts the weights first
+
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, q, k, v)``: stores k and v of these tokens, and returns what q attends to.
 
@@ -103,6 +105,28 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+class Linear(nn.Linear):
+    """``linear`` with weights of its own, without a bias."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T: [num_tokens, in_features] -> [num_tokens, out_features].
+
+    A CPU library shares a product among threads by the rows of its first factor. The weights have
+    many rows, the tokens of a decode step are few: there the weights stand first, and two threads
+    need about two thirds of the time. The result is the same, stored column by column.
+    """
+    if x.is_cpu and x.dim() == 2 and len(x) <= FEW_TOKENS:
+        return (weight @ x.T).T
+    return F.linear(x, weight)
+
+
 class Attention(nn.Module):
     """Queries, keys and values of a layer, and what is made of the attended values."""
 
@@ -110,8 +134,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self.head_dim = config.head_dim
-        self.qkv_proj = nn.Linear(config.d_model, sum(self.heads) * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.num_heads * self.head_dim, config.d_model, bias=False)
+        self.qkv_proj = Linear(config.d_model, sum(self.heads) * self.head_dim)
+        self.o_proj = Linear(config.num_heads * self.head_dim, config.d_model)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         qkv = self.qkv_proj(x).view(len(x), sum(self.heads), self.head_dim)
@@ -125,8 +149,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
-        self.down_proj = nn.Linear(config.d_ff, config.d_model, bias=False)
+        self.gate_up_proj = Linear(config.d_model, 2 * config.d_ff)
+        self.down_proj = Linear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)  # [num_tokens, d_ff] each
@@ -161,7 +185,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.d_model, config.rms_norm_eps)
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.d_model, config.vocab_size)
         self.requires_grad_(False)
 
     @torch.inference_mode()
@@ -188,4 +212,4 @@ class Llama(nn.Module):
         """
         tied = self.config.tie_word_embeddings
         head = self.embed_tokens.weight if tied else self.lm_head.weight
-        return F.linear(hidden, head)
+        return linear(hidden, head)
