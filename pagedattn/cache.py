@@ -111,14 +111,13 @@ class KVCache(ABC):
         ``max_seq_len`` or one sequence too many.
         """
         self._check_no_open_batch("add")
-        tokens = _as_token_ids(token_ids)
+        tokens = as_token_ids(token_ids)
         limit = (
             self.config.max_seq_len
             if max_tokens is None
             else whole_number(max_tokens, "max_tokens")
         )
-        if seq_id in self.sequences:
-            raise ValueError(f"sequence {seq_id!r} is in the cache already")
+        self._check_new([seq_id])
         if not tokens:
             raise ValueError(f"sequence {seq_id!r} has an empty prompt; at least 1 token is needed")
         if not 1 <= limit <= self.config.max_seq_len:
@@ -127,8 +126,6 @@ class KVCache(ABC):
             )
         if len(tokens) > limit:
             raise ValueError(f"sequence {seq_id!r} has {len(tokens)} tokens; its limit is {limit}")
-        if len(self.sequences) == self.config.max_num_seqs:
-            raise ValueError(f"{self.config.max_num_seqs} sequences are in the cache: max_num_seqs")
         sequence = self.sequence_class(seq_id, tokens, limit)
         self._begin(sequence)
         self.sequences[seq_id] = sequence
@@ -138,12 +135,8 @@ class KVCache(ABC):
         """Tokens that are known now but not computed yet: those just sampled. ValueError over
         ``max_tokens``."""
         self._check_no_open_batch("append")
-        sequence, tokens = self._sequence(seq_id), _as_token_ids(token_ids)
-        if len(sequence.token_ids) + len(tokens) > sequence.max_tokens:
-            raise ValueError(
-                f"sequence {seq_id!r} has {len(sequence.token_ids)} tokens; "
-                f"{len(tokens)} more exceed its limit of {sequence.max_tokens}"
-            )
+        sequence, tokens = self._sequence(seq_id), as_token_ids(token_ids)
+        self._check_limit(sequence, len(tokens))
         sequence.token_ids.extend(tokens)
 
     def reserve(self, num_new_tokens: Mapping[SeqId, int]) -> Batch:
@@ -288,6 +281,26 @@ class KVCache(ABC):
                 f"unknown sequence {seq_id!r}; the cache holds {self.seq_ids}"
             ) from None
 
+    def _check_new(self, seq_ids: list[SeqId]) -> None:
+        """Raise ValueError unless sequences of these names can begin."""
+        for index, seq_id in enumerate(seq_ids):
+            if seq_id in self.sequences or seq_id in seq_ids[:index]:
+                raise ValueError(f"sequence {seq_id!r} is in the cache already")
+        held, most = len(self.sequences), self.config.max_num_seqs
+        if held + len(seq_ids) > most:
+            raise ValueError(
+                f"{held} sequences are in the cache: max_num_seqs is {most}, "
+                f"{len(seq_ids)} more would exceed it"
+            )
+
+    def _check_limit(self, sequence: Sequence, num_tokens: int) -> None:
+        known = len(sequence.token_ids)
+        if known + num_tokens > sequence.max_tokens:
+            raise ValueError(
+                f"sequence {sequence.seq_id!r} has {known} tokens; "
+                f"{num_tokens} more exceed its limit of {sequence.max_tokens}"
+            )
+
     def _check_no_open_batch(self, verb: str) -> None:
         if self.open_batch is not None:
             raise ValueError(
@@ -296,7 +309,9 @@ class KVCache(ABC):
             )
 
 
-def _as_token_ids(token_ids: Iterable[int]) -> list[int]:
+def as_token_ids(token_ids: Iterable[int]) -> list[int]:
+    """Token ids as Python ints. Raises ValueError for one that is not whole, negative or too
+    large."""
     tokens = [whole_number(token, "token id") for token in token_ids]
     for token in tokens:
         if not 0 <= token < 2**63:

@@ -93,20 +93,26 @@ class BlockPool:
         nothing is freed.
         """
         blocks = list(blocks)
+        self._check_release(blocks)
+        for block in blocks:
+            block.ref_cnt = 0
+        self.free_queue.extend(blocks)
+        return blocks
+
+    def _check_release(self, blocks: list[KVCacheBlock]) -> None:
         for block, releases in Counter(blocks).items():
-            if block.block_id >= len(self.blocks) or self.blocks[block.block_id] is not block:
-                raise ValueError(f"block {block.block_id} is not a block of this pool")
-            if block.is_null:
-                raise ValueError("block 0 is the null block; it is never freed")
+            self._check_usable(block)
             if releases > block.ref_cnt:
                 raise ValueError(
                     f"block {block.block_id} is released {releases} times; "
                     f"its ref_cnt is {block.ref_cnt}"
                 )
-        for block in blocks:
-            block.ref_cnt = 0
-        self.free_queue.extend(blocks)
-        return blocks
+
+    def _check_usable(self, block: KVCacheBlock) -> None:
+        if block.block_id >= len(self.blocks) or self.blocks[block.block_id] is not block:
+            raise ValueError(f"block {block.block_id} is not a block of this pool")
+        if block.is_null:
+            raise ValueError("block 0 is the null block; no sequence holds it, so none frees it")
 
 
 class BlockTable:
@@ -314,11 +320,12 @@ class PagedKVCache(KVCache):
                     f"I1: block {block.block_id} has ref_cnt {block.ref_cnt} and stands "
                     f"{times_free} times in the free queue: {self!r}"
                 )
-            if block.ref_cnt != uses or uses > 1:
+            if block.ref_cnt != uses:
                 raise InvariantError(
                     f"I3: block {block.block_id} has ref_cnt {block.ref_cnt} and stands in "
                     f"{uses} tables: {self!r}"
                 )
+        self._check_owners()
         for sequence in self.sequences.values():
             self._check_table(sequence)
         if self.config.poison and self.open_batch is None:
@@ -331,6 +338,13 @@ class PagedKVCache(KVCache):
             check_poison(
                 self.k_cache.flatten(1, 2), self.v_cache.flatten(1, 2), computed, repr(self)
             )
+
+    def _check_owners(self) -> None:
+        for block in self.pool.blocks:
+            if block.ref_cnt > 1:
+                raise InvariantError(
+                    f"I3: block {block.block_id} stands in {block.ref_cnt} tables: {self!r}"
+                )
 
     def _check_table(self, sequence: PagedSequence) -> None:
         reserved = sequence.num_computed_tokens
@@ -358,17 +372,22 @@ class PagedKVCache(KVCache):
         self.rows.append(sequence)
 
     def _take(self, num_new_tokens: Mapping[SeqId, int]) -> None:
-        missing = {}
-        for seq_id, n in num_new_tokens.items():
-            sequence = self.sequences[seq_id]
-            num_blocks = self._num_blocks(sequence.num_computed_tokens + n)
-            missing[seq_id] = num_blocks - len(sequence.blocks)
+        missing = self._num_missing_blocks(num_new_tokens)
         new_blocks = iter(self.pool.get_new_blocks(sum(missing.values())))
         for seq_id, count in missing.items():
             sequence = self.sequences[seq_id]
             opened = [next(new_blocks) for _ in range(count)]
             sequence.blocks += opened
             self.block_table.append_row([block.block_id for block in opened], sequence.row)
+
+    def _num_missing_blocks(self, num_new_tokens: Mapping[SeqId, int]) -> dict[SeqId, int]:
+        """How many blocks each sequence lacks for its next n tokens."""
+        missing = {}
+        for seq_id, n in num_new_tokens.items():
+            sequence = self.sequences[seq_id]
+            num_blocks = self._num_blocks(sequence.num_computed_tokens + n)
+            missing[seq_id] = num_blocks - len(sequence.blocks)
+        return missing
 
     def _address(
         self, seq_ids: list[SeqId], query_start_loc: Tensor, positions: Tensor

@@ -2,7 +2,7 @@
 #   pytest chapters/02 --student                all its tests on this file
 #   pytest chapters/02 --student --task 2.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 ac3b895e0d6e6a5ca22a1e8fa5621924e8fe87e46628af19396b3e5d0689c1fd
+# made from sha256 49023072f7acf26223cee4591a3fc5ce2e906cbcfead584ccdecb5fc148c2149
 
 """Chapter 02: pages.
 
@@ -98,6 +98,18 @@ class BlockPool:
             "task 2.1: take blocks from the head of the queue, put them back at its tail, and "
             "check before you change anything"
         )
+
+    def _check_release(self, blocks: list[KVCacheBlock]) -> None:
+        raise NotImplementedError(
+            "task 2.1: take blocks from the head of the queue, put them back at its tail, and "
+            "check before you change anything"
+        )
+
+    def _check_usable(self, block: KVCacheBlock) -> None:
+        if block.block_id >= len(self.blocks) or self.blocks[block.block_id] is not block:
+            raise ValueError(f"block {block.block_id} is not a block of this pool")
+        if block.is_null:
+            raise ValueError("block 0 is the null block; no sequence holds it, so none frees it")
 
 
 class BlockTable:
@@ -288,11 +300,12 @@ class PagedKVCache(KVCache):
                     f"I1: block {block.block_id} has ref_cnt {block.ref_cnt} and stands "
                     f"{times_free} times in the free queue: {self!r}"
                 )
-            if block.ref_cnt != uses or uses > 1:
+            if block.ref_cnt != uses:
                 raise InvariantError(
                     f"I3: block {block.block_id} has ref_cnt {block.ref_cnt} and stands in "
                     f"{uses} tables: {self!r}"
                 )
+        self._check_owners()
         for sequence in self.sequences.values():
             self._check_table(sequence)
         if self.config.poison and self.open_batch is None:
@@ -305,6 +318,13 @@ class PagedKVCache(KVCache):
             check_poison(
                 self.k_cache.flatten(1, 2), self.v_cache.flatten(1, 2), computed, repr(self)
             )
+
+    def _check_owners(self) -> None:
+        for block in self.pool.blocks:
+            if block.ref_cnt > 1:
+                raise InvariantError(
+                    f"I3: block {block.block_id} stands in {block.ref_cnt} tables: {self!r}"
+                )
 
     def _check_table(self, sequence: PagedSequence) -> None:
         reserved = sequence.num_computed_tokens
@@ -332,6 +352,12 @@ class PagedKVCache(KVCache):
         self.rows.append(sequence)
 
     def _take(self, num_new_tokens: Mapping[SeqId, int]) -> None:
+        raise NotImplementedError(
+            "task 2.4: count the missing blocks of all sequences first, then ask the pool once"
+        )
+
+    def _num_missing_blocks(self, num_new_tokens: Mapping[SeqId, int]) -> dict[SeqId, int]:
+        """How many blocks each sequence lacks for its next n tokens."""
         raise NotImplementedError(
             "task 2.4: count the missing blocks of all sequences first, then ask the pool once"
         )

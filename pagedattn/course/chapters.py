@@ -6,6 +6,7 @@ from pathlib import Path
 STAGES = {
     "01": "pagedattn.contiguous",
     "02": "pagedattn.paged",
+    "03": "pagedattn.sharing",
 }
 
 
