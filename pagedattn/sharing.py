@@ -22,7 +22,26 @@ from torch import Tensor
 
 from pagedattn import paged
 from pagedattn.cache import Config, InvariantError, OutOfBlocks, SeqId, Usage, as_token_ids
-from pagedattn.paged import KVCacheBlock
+from pagedattn.paged import (
+    BlockTable,
+    KVCacheBlock,
+    compute_slot_mapping,
+    paged_attention,
+    write_kv,
+)
+
+__all__ = [
+    "BlockPool",
+    "BlockTable",
+    "Heir",
+    "KVCacheBlock",
+    "PagedKVCache",
+    "build_cache",
+    "compute_slot_mapping",
+    "copy_blocks",
+    "paged_attention",
+    "write_kv",
+]
 
 
 class BlockPool(paged.BlockPool):
@@ -178,40 +197,45 @@ class PagedKVCache(paged.PagedKVCache):
     # Copy-on-write.
 
     def _take(self, num_new_tokens: Mapping[SeqId, int]) -> None:
-        shared = self._blocks_to_copy(num_new_tokens)
-        needed = len(shared) + sum(self._num_missing_blocks(num_new_tokens).values())
-        if needed > self.pool.num_free_blocks:
-            raise OutOfBlocks(needed, self.pool.num_free_blocks)
-        self._copy_before_write(shared)
+        sharers = [seq_id for seq_id in num_new_tokens if self._shares_what_it_writes(seq_id)]
+        if sharers:
+            shared = self._blocks_to_copy(sharers)
+            needed = len(shared) + sum(self._num_missing_blocks(num_new_tokens).values())
+            if needed > self.pool.num_free_blocks:
+                raise OutOfBlocks(needed, self.pool.num_free_blocks)
+            self._copy_before_write(shared)
         super()._take(num_new_tokens)
 
-    def _blocks_to_copy(self, seq_ids: Iterable[SeqId]) -> dict[SeqId, KVCacheBlock]:
-        """For each of these sequences that cannot write in place: the block that it shares.
+    def _shares_what_it_writes(self, seq_id: SeqId) -> bool:
+        """The next token goes into a block that others name. Only a last block can be such a one:
+        one that is partly filled."""
+        sequence = self.sequences[seq_id]
+        partly_filled = sequence.num_computed_tokens % self.config.block_size > 0
+        return partly_filled and sequence.blocks[-1].ref_cnt > 1
 
-        Only a last block that is partly filled is both written and shared. Each copy takes one
-        reference off it, so of k sharers that write k - 1 need a copy, and the last finds itself
-        alone.
+    def _blocks_to_copy(self, sharers: Iterable[SeqId]) -> dict[SeqId, KVCacheBlock]:
+        """Which of these sequences need a copy before they write, and of which block.
+
+        Each copy takes one reference off the block. So of k sharers that write, when nobody else
+        names the block, the first k - 1 copy, and the last finds itself alone.
         """
         shared: dict[SeqId, KVCacheBlock] = {}
         references: dict[KVCacheBlock, int] = {}  # once the copies so far are made
-        for seq_id in seq_ids:
-            sequence = self.sequences[seq_id]
-            if sequence.num_computed_tokens % self.config.block_size:
-                block = sequence.blocks[-1]
-                left = references.setdefault(block, block.ref_cnt)
-                if left > 1:
-                    shared[seq_id] = block
-                    references[block] = left - 1
+        for seq_id in sharers:
+            block = self.sequences[seq_id].blocks[-1]
+            left = references.setdefault(block, block.ref_cnt)
+            if left > 1:
+                shared[seq_id] = block
+                references[block] = left - 1
         return shared
 
-    def _copy_before_write(self, shared: dict[SeqId, KVCacheBlock]) -> None:
+    def _copy_before_write(self, shared: Mapping[SeqId, KVCacheBlock]) -> None:
         """Give each of these sequences a copy of its last block in place of it."""
-        if not shared:
-            return
         copies = self.pool.get_new_blocks(len(shared))
-        device = self.k_cache.device
-        sources = torch.tensor([block.block_id for block in shared.values()], device=device)
-        destinations = torch.tensor([block.block_id for block in copies], device=device)
+        sources, destinations = (
+            torch.tensor([b.block_id for b in blocks], dtype=torch.int64, device=self.config.device)
+            for blocks in (shared.values(), copies)
+        )
         try:
             copy_blocks(self.k_cache, self.v_cache, sources, destinations)
         except BaseException:  # no memory for the copy, say

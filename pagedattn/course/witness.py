@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from pagedattn.attention import attention
 from pagedattn.cache import Batch, Config, InvariantError, SeqId
+from pagedattn.sharing import Heir
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Outputs are means of numbers around 1. The cache may sum in another order than the reference,
@@ -34,6 +36,13 @@ class History:
     k: Tensor
     v: Tensor
     num_computed: int = 0
+
+    def extend(self, more: History) -> None:
+        """Put the tokens of another history behind these."""
+        self.token_ids += more.token_ids
+        self.q, self.k, self.v = (
+            torch.cat((getattr(self, name), getattr(more, name)), dim=1) for name in "qkv"
+        )
 
 
 class Witness:
@@ -80,11 +89,7 @@ class Witness:
         """Append random tokens."""
         more = self._draw(num_tokens)
         self.cache.append(seq_id, more.token_ids)
-        history = self.histories[seq_id]
-        history.token_ids += more.token_ids
-        for name in ("q", "k", "v"):
-            joined = torch.cat((getattr(history, name), getattr(more, name)), dim=1)
-            setattr(history, name, joined)
+        self.histories[seq_id].extend(more)
 
     def reserve(self, counts: Mapping[SeqId, int]) -> Batch:
         """Reserve, and look at every tensor of the batch that a contract speaks of."""
@@ -153,6 +158,40 @@ class Witness:
         self.cache.free(seq_id)
         del self.histories[seq_id]
 
+    # From chapter 03 on.
+
+    def fork(self, parent: SeqId, child: SeqId) -> None:
+        """Fork: the child has the whole history of its parent, as numbers of its own."""
+        self.cache.fork(parent, child)
+        self.histories[child] = deepcopy(self.histories[parent])
+
+    def replace(self, seq_ids: list[SeqId], heirs: list[tuple[SeqId, SeqId]]) -> None:
+        """One step of a beam search; ``heirs`` are (parent, child), each with a random token."""
+        more = {child: self._draw(1) for _, child in heirs}
+        self.cache.replace(
+            seq_ids, [Heir(parent, child, more[child].token_ids[0]) for parent, child in heirs]
+        )
+        begun = {child: deepcopy(self.histories[parent]) for parent, child in heirs}
+        for child, history in begun.items():
+            history.extend(more[child])
+        for seq_id in seq_ids:
+            del self.histories[seq_id]
+        self.histories |= begun
+
+    def check_contents(self) -> None:
+        """Through its table every sequence finds K and V of all its computed tokens, bit by bit."""
+        for seq_id, history in self.histories.items():
+            ids = self.cache.block_ids(seq_id)
+            blocks = torch.tensor(ids, dtype=torch.int64, device=self.config.device)
+            for name in ("k", "v"):
+                stored = getattr(self.cache, f"{name}_cache")[:, blocks].flatten(1, 2)
+                right = getattr(history, name)[:, : history.num_computed]
+                wrong = (stored[:, : history.num_computed] != right).flatten(2).any(2).nonzero()
+                assert not len(wrong), (
+                    f"sequence {seq_id!r}: {name.upper()} of position {int(wrong[0, 1])} in layer "
+                    f"{int(wrong[0, 0])} is not what was stored there; {self!r}"
+                )
+
     # What must always hold.
 
     def waiting(self, seq_id: SeqId) -> int:
@@ -168,11 +207,11 @@ class Witness:
             raise AssertionError(str(broken)) from broken
         self._check_lengths("now")
         usage = self.cache.usage()
-        computed = sum(h.num_computed for h in self.histories.values())
+        used = self._num_used_slots()
         assert usage.total == self.config.num_slots, (
             f"{usage.total} slots in all, expected {self.config.num_slots}; {self!r}"
         )
-        assert usage.used == computed, f"{usage} but {computed} tokens are computed; {self!r}"
+        assert usage.used == used, f"{usage} but {used} slots hold computed tokens; {self!r}"
         assert usage.used <= usage.reserved <= usage.total, f"{usage} does not add up; {self!r}"
         assert usage.wasted == usage.reserved - usage.used, f"{usage}: wasted; {self!r}"
         assert usage.free == usage.total - usage.reserved, f"{usage}: free; {self!r}"
@@ -186,6 +225,17 @@ class Witness:
         now = self.snapshot()
         changed = [name for name in now if now[name] != before.get(name)]
         assert not changed, f"after {after_what} the cache's {', '.join(changed)} changed: {self!r}"
+
+    def _num_used_slots(self) -> int:
+        """Slots with a computed token in them. Where blocks are shared, tables tell them apart."""
+        lengths = {seq_id: h.num_computed for seq_id, h in self.histories.items()}
+        if not hasattr(self.cache, "fork"):
+            return sum(lengths.values())
+        block_size, slots = self.config.block_size, set()
+        for seq_id, length in lengths.items():
+            blocks = self.cache.block_ids(seq_id)
+            slots |= {(blocks[p // block_size], p % block_size) for p in range(length)}
+        return len(slots)
 
     def _check_lengths(self, when: str) -> None:
         expected = list(self.histories)
