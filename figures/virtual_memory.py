@@ -26,7 +26,7 @@ def draw() -> Figure:
     grow(cache, {"A": 6, "B": 3})
     state = capture_pool(cache)
     # The same tables once more, in an operating system's words; frame 0 is the system's own.
-    system = BlockState(0, OwnerState("OS", 5, 1), 1)
+    system = BlockState(0, (OwnerState("OS", 5, 1),), 1, ref_cnt=1)
     frames = (system, *(replace(b, num_used=1 if b.owner else 0) for b in state.blocks[1:]))
     machine = replace(state, blocks=frames, block_size=1)
 
