@@ -36,6 +36,7 @@ def test_help_names_every_command_and_imports_none():
         (["bench", "--help"], "generate"),
         (["bench", "generate", "--help"], "--new-tokens"),
         (["bench", "waste", "--help"], "--block-sizes"),
+        (["bench", "sharing", "--help"], "--requests"),
         (["book", "--help"], "--out"),
         (["exercises", "--help"], "--force"),
         (["check", "--help"], "current"),

@@ -20,42 +20,12 @@ from pagedattn.course.implementations import Bug
 from pagedattn.course.names import NamedTest
 from pagedattn.demo import commands, screen
 from pagedattn.demo.run import Answer
-from pagedattn.model import Llama, ModelConfig, Tokenizer, default_model_path
-from pagedattn.model.gguf_file import ModelFile
+from pagedattn.model import Llama, Tokenizer
 
 
 def blocks_in(drawing: str) -> dict[int, str]:
     """What stands in each block: ``12[AAA.]`` -> {12: "AAA."}."""
     return {int(number): bar for number, bar in re.findall(r"(\d+)\[(.*?)\]", drawing)}
-
-
-@pytest.fixture(scope="module")
-def tiny_model() -> tuple[Llama, Tokenizer]:
-    tokenizer = Tokenizer(ModelFile(default_model_path()))
-    model = Llama(ModelConfig(2, 2, 1, 8, 16, 16, len(tokenizer), 512))
-    torch.manual_seed(3)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model, tokenizer
-
-
-@pytest.fixture
-def generate(
-    tiny_model: tuple[Llama, Tokenizer],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Any:
-    """``generate(*options)`` -> exit status, standard output, standard error."""
-    monkeypatch.setattr(commands, "load_model", lambda path: tiny_model)
-
-    def run(*options: str) -> tuple[int, str, str]:
-        try:
-            status = main(["generate", *options])
-        except SystemExit as wrong:  # argparse
-            status = int(str(wrong.code))
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def test_generate_prints_answers_and_memory_without_control_codes(generate: Any) -> None:
@@ -101,6 +71,9 @@ def test_a_terminal_gets_panels_and_no_color_is_obeyed(
         (["--num-blocks", "1"], "num_blocks is 1"),
         (["--temperature", "-1"], "-1"),
         (["--seed", "-1"], "-1"),
+        (["--top-p", "0"], "top_p must be above 0 and at most 1, got 0.0"),
+        (["--stop", ""], "stop must hold strings of at least one character"),
+        (["--min-tokens", "49"], "--min-tokens 49 is more than --max-new-tokens 48"),
         (["--stage", "99"], "unknown stage 99"),
         (["--bug", "nobody_wrote_it"], "unknown bug nobody_wrote_it"),
         (["--impl", "nowhere.py"], "nowhere.py"),
@@ -191,7 +164,7 @@ def edited(folder: Path, old: str, new: str) -> str:
 
 
 def test_unfinished_work_is_to_do(generate: Any, tmp_path: Path) -> None:
-    old = "    real = slot_mapping >= 0\n"
+    old = "    real = (slot_mapping >= 0).nonzero()[:, 0]\n"
     path = edited(tmp_path, old, '    raise NotImplementedError("task 2.3: write K and V")\n' + old)
     status, _, err = generate("--impl", path, "--prompt", "Hi")
     assert status == 2 and err == "to do: task 2.3: write K and V\n"
@@ -283,6 +256,15 @@ def test_sampled_answers_repeat_with_the_seed(generate: Any) -> None:
     assert answers[0] == answers[1] != answers[2]
 
 
+def test_a_stop_string_cuts_the_answer(generate: Any) -> None:
+    options = ("--prompt", "Hi", "--max-new-tokens", "6")
+    (text,) = re.findall(r"^ A  (.+)  \(6 tokens, cut here\)", generate(*options)[1], re.M)
+    stop = text[8:12]
+    out = generate(*options, "--stop", "nowhere", "--stop", stop)[1]
+    (cut,) = re.findall(r"^ A  (.+)  \([1-6] tokens, done\)", out, re.M)
+    assert cut == text[: text.index(stop)].strip()
+
+
 def test_demo_end_to_end(real_model: tuple[Llama, Tokenizer]) -> None:
     console = Console(file=io.StringIO(), width=80, color_system=None)
     assert commands.demo(console, *real_model, max_new_tokens=8) == 0
@@ -290,4 +272,6 @@ def test_demo_end_to_end(real_model: tuple[Llama, Tokenizer]) -> None:
     assert "The capital of France is Paris." in text
     # One slot of SmolLM2: 2 x 30 layers x 3 heads x 64 numbers x 4 bytes; 4 x 8192 of them.
     assert "46,080" in text and "1,440.0 MiB" in text
-    assert {bar[0] for bar in blocks_in(text).values()} >= set("/ABCD")
+    first, _, second = text.partition("Now three answers to prompt D")
+    assert {bar[0] for bar in blocks_in(first).values()} >= set("/ABCD")
+    assert "abcabc" in second and "sharing saves" in second

@@ -23,6 +23,8 @@ import torch
 
 from pagedattn import paged
 from pagedattn.model import Llama, Tokenizer, cache_config, complete, load_model
+from pagedattn.model.families import family_of
+from pagedattn.model.llama import rotary_frequencies
 
 BLOCK_SIZE = 16
 PASSAGE = """A library with one long shelf gives every reader a stretch of it on the first day, wide
@@ -35,19 +37,20 @@ asks for space in advance, and what is bare is at most the end of each reader's 
 
 
 def to_transformers(model: Llama) -> Any:
-    """The same model as a ``transformers.LlamaForCausalLM``, with the same weights.
+    """The same model as a causal language model of ``transformers``, with the same weights.
 
     Raises ValueError with the command to install transformers when it is missing.
     """
     try:
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as reason:
         raise ValueError(
             "this compares with transformers; install it with: pip install transformers"
         ) from reason
     config = model.config
-    theirs = LlamaForCausalLM(
-        LlamaConfig(
+    theirs = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            family_of(config),
             num_hidden_layers=config.num_layers,
             num_attention_heads=config.num_heads,
             num_key_value_heads=config.num_kv_heads,
@@ -77,6 +80,7 @@ def to_transformers(model: Llama) -> Any:
         prefix = "" if name == "lm_head.weight" else "model."
         weights |= {prefix + key: part for key, part in renamed.items()}
     theirs.load_state_dict(weights)
+    theirs.model.rotary_emb.inv_freq = rotary_frequencies(config, torch.device("cpu"))
     return theirs.eval()
 
 
@@ -113,7 +117,7 @@ def theirs(reference: Any, prompts: list[list[int]], new_tokens: int) -> list[li
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--model", type=Path, help="a GGUF file or a folder (default: SmolLM2)")
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=128, help="for each prompt")
     parser.add_argument("--repeats", type=int, default=3)

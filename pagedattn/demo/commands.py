@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from dataclasses import fields
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +14,20 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from pagedattn import paged
+from pagedattn import paged, sharing
 from pagedattn.cache import Config, OutOfBlocks
 from pagedattn.contiguous import kv_bytes_per_token
 from pagedattn.course.chapters import STAGES, find_root
 from pagedattn.course.implementations import Bug, load_bugs, load_stage, resolve_stage
 from pagedattn.course.tasks import unfinished_task
+from pagedattn.demo.branches import (
+    SampleRun,
+    add_branch_arguments,
+    branches,
+    check_branches,
+    new_run,
+    show_sharing,
+)
 from pagedattn.demo.failure import where_it_failed
 from pagedattn.demo.run import LABELS, Answer, Run, num_blocks_for, prepare
 from pagedattn.demo.screen import (
@@ -28,15 +37,15 @@ from pagedattn.demo.screen import (
     show_failure,
     show_invariants,
     show_memory,
+    show_pool,
     show_prompts,
     show_speed,
 )
 from pagedattn.model import (
     Llama,
-    Sampler,
+    SamplingParams,
     Tokenizer,
     cache_config,
-    complete,
     default_model_path,
     load_model,
 )
@@ -51,12 +60,14 @@ PROMPTS = (
     "One morning the librarian had an idea.",
     "Write a short poem about the sea.",
 )
+SAMPLING_PARAMS = {field.name for field in fields(SamplingParams)}
 NEW_TOKENS = 48
 BLOCK_SIZE = 16
 
 
 def run_demo(args: Namespace) -> int:
-    """Answer four prompts at once through the paged cache of chapter 02, and draw its memory."""
+    """Answer four prompts at once through the paged cache of chapter 02, then one of them three
+    times through the sharing cache of chapter 03, and draw their memory."""
     console = _new_console()
     console.print(
         "A small language model answers four prompts at once. Its memory of them, the\n"
@@ -72,29 +83,72 @@ def demo(
     answers = prepare(tokenizer, PROMPTS)
     num_blocks = num_blocks_for(answers, max_new_tokens, BLOCK_SIZE)
     cache = paged.build_cache(_config(model, BLOCK_SIZE, num_blocks))
-    run = Run(model, tokenizer, cache, answers, max_new_tokens, [Sampler() for _ in answers])
+    params = [SamplingParams() for _ in answers]
+    run = Run(model, tokenizer, cache, answers, max_new_tokens, params)
     show_prompts(console, answers)
     show_answers(console, run)
     show_speed(console, run)
     show_memory(console, run)
-    return 0 if show_invariants(console, run) else 1
+    sound = show_invariants(console, run)
+    return 0 if _demo_sharing(console, model, tokenizer, (max_new_tokens + 1) // 2) and sound else 1
+
+
+def _demo_sharing(
+    console: Console, model: Llama, tokenizer: Tokenizer, max_new_tokens: int
+) -> bool:
+    """Three samples of the last prompt, and the blocks that they share. Returns whether all is
+    well."""
+    requests = prepare(tokenizer, PROMPTS)[-1:]
+    console.print(
+        f"\nNow three answers to prompt {requests[0].label}, drawn at random. They share the\n"
+        "blocks of the prompt, which is computed once. Chapter 03 builds this:\n"
+        "pagedattn/sharing.py\n"
+    )
+    answers = branches(requests, 3)
+    num_blocks = num_blocks_for(answers, max_new_tokens, BLOCK_SIZE)
+    cache = sharing.build_cache(_config(model, BLOCK_SIZE, num_blocks))
+    params = [SamplingParams(temperature=0.8, seed=0)]
+    run = SampleRun(model, tokenizer, cache, answers, max_new_tokens, params, requests=requests)
+    show_answers(console, run)
+    show_pool(console, run)
+    show_sharing(console, run)
+    return show_invariants(console, run)
 
 
 def add_generate_arguments(parser: ArgumentParser) -> None:
     """The options of ``pagedattn generate``."""
     add = parser.add_argument
     add("--prompt", action="append", metavar="TEXT", help="repeatable (default: the demo's four)")
-    add("--model", type=Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)")
+    add("--model", type=Path, metavar="PATH", help="a GGUF file or a folder (default: SmolLM2)")
     add("--max-new-tokens", type=_count, default=NEW_TOKENS, metavar="N", help="of each answer")
-    add("--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token")
-    add("--seed", type=int, default=0, metavar="S", help="for temperatures above 0")
+    _add_sampling_arguments(parser)
     add("--block-size", type=_count, default=BLOCK_SIZE, metavar="N", help="slots of a block")
     add("--num-blocks", type=_count, metavar="N", help="block 0 included (default: just enough)")
+    add_branch_arguments(parser, _count)
     add("--raw", action="store_true", help="continue the text as it is, without a chat template")
     code = parser.add_mutually_exclusive_group()
     code.add_argument("--stage", metavar="NN", help="the library's cache of this chapter")
     code.add_argument("--impl", type=Path, metavar="FILE", help="the cache in this file")
     code.add_argument("--bug", metavar="NAME", help="a cache with this bug, and what it changes")
+
+
+def _add_sampling_arguments(parser: ArgumentParser) -> None:
+    """Options named like the fields of ``SamplingParams``."""
+    add = parser.add_argument_group("how tokens are chosen, and where an answer ends").add_argument
+    add("--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token")
+    add("--seed", type=int, default=0, metavar="S", help="for temperatures above 0")
+    add("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens")
+    add("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest, up to this sum")
+    add("--min-p", type=float, default=0.0, metavar="P", help="only this share of the likeliest's")
+    for name, words in (
+        ("repetition", "above 1: against tokens of prompt and answer"),
+        ("frequency", "against tokens of the answer, for each time"),
+        ("presence", "against tokens of the answer, once"),
+    ):
+        default = 1.0 if name == "repetition" else 0.0
+        add(f"--{name}-penalty", type=float, default=default, metavar="X", help=words)
+    add("--min-tokens", type=int, default=0, metavar="N", help="no answer ends before")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable")
 
 
 def run_generate(args: Namespace) -> int:
@@ -112,7 +166,7 @@ def run_generate(args: Namespace) -> int:
         raise ValueError(f"{len(prompts)} prompts; at most {len(LABELS)} can be told apart")
     if "" in prompts:
         raise ValueError(f"prompt {LABELS[prompts.index('')]} is empty")
-    _samplers(args, len(prompts))
+    check_branches(args, len(prompts), _sampling_params(args, len(prompts))[0])
     console = _new_console()
     return generate_on(stage, console, *_load(console, args.model), args)
 
@@ -128,7 +182,8 @@ def generate_on(
         vocab_size=model.config.vocab_size,
         max_seq_len=model.config.max_seq_len,
     )
-    enough = num_blocks_for(answers, args.max_new_tokens, args.block_size)
+    num_answers = args.samples or args.beams or 1
+    enough = num_blocks_for(answers * num_answers, args.max_new_tokens, args.block_size)
     num_blocks = args.num_blocks or enough
     config = _config(model, args.block_size, num_blocks)
     bug = load_bugs(find_root())[args.bug] if args.bug else None
@@ -140,8 +195,7 @@ def generate_on(
     sound = False
     try:
         cache = stage.build_cache(config)
-        samplers = _samplers(args, len(answers))
-        run = Run(model, tokenizer, cache, answers, args.max_new_tokens, samplers)
+        run = new_run(model, tokenizer, cache, answers, args, _sampling_params(args, len(answers)))
         show_answers(console, run)
     except Exception as error:
         short = isinstance(error, OutOfBlocks) and num_blocks < enough
@@ -155,39 +209,29 @@ def generate_on(
     else:
         show_speed(console, run)
         show_memory(console, run)
+        show_sharing(console, run)
         sound = show_invariants(console, run)
-    if bug:
-        changed = _changes(console, bug, model, tokenizer, answers, args)
+    if bug and run:
+        changed = _changes(console, bug, run, answers, args)
         if sound and not changed:
             tests = "\n".join(f"  chapters/{bug.chapter}/{test}" for test in bug.killed_by)
             console.print(f"Here the bug does not show. The tests that catch it:\n{tests}")
-        return 0
-    return 0 if sound else 1
+    return 0 if sound or bug else 1
 
 
-def _changes(
-    console: Console,
-    bug: Bug,
-    model: Llama,
-    tokenizer: Tokenizer,
-    answers: list[Answer],
-    args: Namespace,
-) -> bool:
+def _changes(console: Console, bug: Bug, run: Run, answers: list[Answer], args: Namespace) -> bool:
     """The same prompts on the stage without the bug: shows which answers differ, and whether any
     does."""
-    num_blocks = args.num_blocks or num_blocks_for(answers, args.max_new_tokens, args.block_size)
-    cache = load_stage(bug.chapter).build_cache(_config(model, args.block_size, num_blocks))
+    cache = load_stage(bug.chapter).build_cache(run.cache.config)
+    fresh = [Answer(answer.label, answer.prompt, answer.prompt_ids) for answer in answers]
+    params = _sampling_params(args, len(answers))
+    healthy = new_run(run.model, run.tokenizer, cache, fresh, args, params)
     console.print()
     with busy(console, f"the same prompts without the bug, on {STAGES[bug.chapter]}"):
-        healthy = complete(
-            model,
-            cache,
-            [answer.prompt_ids for answer in answers],
-            max_new_tokens=args.max_new_tokens,
-            samplers=_samplers(args, len(answers)),
-            stop_ids=tokenizer.eos_token_ids,
-        )
-    return show_changes(console, tokenizer, answers, healthy)
+        for _ in healthy.tokens():
+            pass
+    wanted = [answer.token_ids for answer in healthy.answers]
+    return show_changes(console, run.tokenizer, run.answers, wanted)
 
 
 def _config(model: Llama, block_size: int, num_blocks: int) -> Config:
@@ -226,9 +270,15 @@ def _load(console: Console, path: Path | None) -> tuple[Llama, Tokenizer]:
     return model, tokenizer
 
 
-def _samplers(args: Namespace, count: int) -> list[Sampler]:
+def _sampling_params(args: Namespace, count: int) -> list[SamplingParams]:
     """One for each prompt, with a seed of its own: equal prompts need not get equal answers."""
-    return [Sampler(args.temperature, args.seed + i) for i in range(count)]
+    given = {name: value for name, value in vars(args).items() if name in SAMPLING_PARAMS}
+    params = SamplingParams(**given)
+    if params.min_tokens > args.max_new_tokens:
+        raise ValueError(
+            f"--min-tokens {params.min_tokens} is more than --max-new-tokens {args.max_new_tokens}"
+        )
+    return [params.child(i) for i in range(count)]
 
 
 def _new_console() -> Console:

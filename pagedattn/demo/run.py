@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pagedattn.cache import InvariantError, KVCache, OutOfBlocks
-from pagedattn.model import Llama, Sampler, TextStream, Token, Tokenizer, generate
+from pagedattn.model import Llama, SamplingParams, Token, Tokenizer, generate
 from pagedattn.viz.state import PoolState, State, capture
 from pagedattn.viz.terminal import joined
 
@@ -40,7 +40,7 @@ class Run:
     cache: KVCache
     answers: list[Answer]
     max_new_tokens: int
-    samplers: Sequence[Sampler]
+    sampling_params: Sequence[SamplingParams]
     num_steps: int = 0
     last: State | None = None
     fullest: State | None = None
@@ -51,36 +51,43 @@ class Run:
     def tokens(self) -> Iterator[Token]:
         """Every token, once it stands in its answer. Raises what ``generate`` raises; OutOfBlocks
         then says which sequences needed the blocks."""
-        prompts = [answer.prompt_ids for answer in self.answers]
-        streams = [TextStream(self.tokenizer, prompt) for prompt in prompts]
         self.seconds = [time.perf_counter()]
-        tokens = generate(
-            self.model,
-            self.cache,
-            prompts,
-            max_new_tokens=self.max_new_tokens,
-            samplers=self.samplers,
-            stop_ids=self.tokenizer.eos_token_ids,
-            seq_ids=[answer.label for answer in self.answers],
-            on_step=lambda batch: self._watch(),
-        )
         try:
-            for token in tokens:
-                answer, stream = self.answers[token.index], streams[token.index]
+            for token in self._stream():
+                answer = self.answers[token.index]
                 answer.token_ids.append(token.token_id)
-                answer.text += stream.push(token.token_id)
-                if token.finish_reason:
-                    answer.text += stream.finish()
-                    answer.finish_reason = token.finish_reason
+                answer.text += token.text
+                answer.finish_reason = token.finish_reason
                 yield token
         except OutOfBlocks as error:
             raise OutOfBlocks(error.needed, error.free, self._shortage(error)) from error
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens read, all answers together."""
+        return sum(len(answer.prompt_ids) for answer in self.answers)
+
+    @property
+    def num_written(self) -> int:
+        """Tokens written so far, all answers together."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    def _stream(self) -> Iterator[Token]:
+        return generate(
+            self.model,
+            self.cache,
+            [answer.prompt_ids for answer in self.answers],
+            max_new_tokens=self.max_new_tokens,
+            sampling_params=self.sampling_params,
+            tokenizer=self.tokenizer,
+            seq_ids=[answer.label for answer in self.answers],
+            on_step=lambda batch: self._watch(),
+        )
+
     def _watch(self) -> None:
         self.num_steps += 1
         self.seconds.append(time.perf_counter())
-        seen = self.last.seen if self.last else ()
-        self.last = capture(self.cache, seen)
+        self.last = self._capture()
         if self.fullest is None or self.last.usage.used >= self.fullest.usage.used:
             self.fullest, self.fullest_step = self.last, self.num_steps
         if self.broken is None:
@@ -88,6 +95,9 @@ class Run:
                 self.cache.check_invariants()
             except InvariantError as error:
                 self.broken = f"after step {self.num_steps}: {error}", self.last
+
+    def _capture(self) -> State:
+        return capture(self.cache, self.last.seen if self.last else ())
 
     def _shortage(self, error: OutOfBlocks) -> str:
         needs = self._needs()

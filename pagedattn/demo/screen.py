@@ -67,8 +67,7 @@ def show_answers(console: Console, run: Run) -> None:
 
 def show_speed(console: Console, run: Run) -> None:
     """Tokens read and written, and tokens a second."""
-    read = sum(len(answer.prompt_ids) for answer in run.answers)
-    written = sum(len(answer.token_ids) for answer in run.answers)
+    read, written = run.num_prompt_tokens, run.num_written
     start, first, last = run.seconds[0], run.seconds[1], run.seconds[-1]
     line = f"\n{read} prompt tokens read in {first - start:.1f} s"
     later = written - len(run.answers)  # the first of each answer comes out of its prompt
@@ -78,9 +77,9 @@ def show_speed(console: Console, run: Run) -> None:
     console.print(line)
 
 
-def show_memory(console: Console, run: Run) -> None:
-    """The cache after the step in which it held the most tokens."""
-    state, config = run.fullest, run.cache.config
+def show_pool(console: Console, run: Run) -> None:
+    """Who lies where in the cache, after the step in which it held the most tokens."""
+    state = run.fullest
     if state is None:
         return
     alive = _owners(state)
@@ -91,10 +90,18 @@ def show_memory(console: Console, run: Run) -> None:
     what = "pool of blocks" if isinstance(state, PoolState) else "arena of slots"
     console.print(_heading(f"The {what} {moment}:"))
     console.print(draw_pool(state))
+
+
+def show_memory(console: Console, run: Run) -> None:
+    """The cache in that moment: its pool, the block tables, the memory in numbers."""
+    state, config = run.fullest, run.cache.config
+    if state is None:
+        return
+    show_pool(console, run)
     console.print()
     console.print(draw_block_tables(state))
     console.print()
-    console.print(draw_memory(state.usage, config, len(alive)))
+    console.print(draw_memory(state.usage, config, len(_owners(state))))
 
 
 def show_invariants(console: Console, run: Run) -> bool:

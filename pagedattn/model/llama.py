@@ -1,11 +1,12 @@
-"""A Llama-family decoder over a flat batch of tokens.
+"""A decoder of the Llama family over a flat batch of tokens.
 
 The model knows nothing of sequences or caches. It takes the tokens of a whole batch in one row,
 each with its position, and leaves attention, the only step in which tokens meet, to ``attend``.
 
 Sources: Touvron et al., "LLaMA" (2023), section 2.2, and the papers it names: RMSNorm (Zhang and
 Sennrich, 2019), SwiGLU (Shazeer, 2020), rotary embedding (Su et al., 2021); grouped-query
-attention (Ainslie et al., 2023). Names of modules follow vllm/model_executor/models/llama.py.
+attention (Ainslie et al., 2023); normed queries and keys (Henry et al., 2020). Names of
+modules follow vllm/model_executor/models/llama.py and its neighbours qwen2.py and qwen3.py.
 """
 
 import math
@@ -32,6 +33,8 @@ class ModelConfig:
 
     ``num_kv_heads`` divides ``num_heads``: so many query heads share one key head.
     ``rope_factors``, head_dim / 2 numbers, divide the rotary frequencies (Llama 3.1 and later).
+    ``qkv_bias``: q, k and v have biases (Qwen2). ``qk_norm``: an RMSNorm over the head_dim numbers
+    of each q and k head, before they are turned (Qwen3).
     Raises ValueError for sizes that are no whole numbers or fit no model, and for numbers that are
     not finite and above 0.
     """
@@ -48,6 +51,8 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
     rope_factors: tuple[float, ...] = ()
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "d_model", "d_ff")
@@ -106,25 +111,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """``linear`` with weights of its own, without a bias."""
+    """``linear`` with weights of its own, and a bias if asked for."""
 
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features, bias=False)
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__(in_features, out_features, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T: [num_tokens, in_features] -> [num_tokens, out_features].
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias: [num_tokens, in_features] -> [num_tokens, out_features].
 
     A CPU library shares a product among threads by the rows of its first factor. The weights have
     many rows, the tokens of a decode step are few: there the weights stand first, and two threads
     need about two thirds of the time. The result is the same, stored column by column.
     """
     if x.is_cpu and x.dim() == 2 and len(x) <= FEW_TOKENS:
-        return (weight @ x.T).T
-    return F.linear(x, weight)
+        product = (weight @ x.T).T
+        return product if bias is None else product + bias
+    return F.linear(x, weight, bias)
 
 
 class Attention(nn.Module):
@@ -134,12 +140,19 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self.head_dim = config.head_dim
-        self.qkv_proj = Linear(config.d_model, sum(self.heads) * self.head_dim)
+        rows = sum(self.heads) * self.head_dim
+        self.qkv_proj = Linear(config.d_model, rows, bias=config.qkv_bias)
         self.o_proj = Linear(config.num_heads * self.head_dim, config.d_model)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         qkv = self.qkv_proj(x).view(len(x), sum(self.heads), self.head_dim)
         q, k, v = qkv.split(self.heads, dim=1)  # [num_tokens, heads of each, head_dim]
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         out = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
         return self.o_proj(out.reshape(len(x), -1))
 

@@ -1,48 +1,21 @@
-"""Text to tokens and back, from the vocabulary inside a GGUF file.
+"""Text to tokens and back.
 
 The vocabularies handled here are byte-level: a token is a run of bytes, not of characters, and a
 character of several bytes may be cut between two tokens. So text is decoded from bytes, never
 token by token.
 
-Sources: byte-level BPE (Radford et al., "Language Models are Unsupervised Multitask Learners",
-2019, section 2.2); the kinds of vocabulary follow llama.cpp's src/llama-vocab.cpp.
+Source: byte-level BPE (Radford et al., "Language Models are Unsupervised Multitask Learners",
+2019, section 2.2).
 """
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Regex, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers.models import BPE
-
-from pagedattn.model.gguf_file import ModelFile
-
-CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
-
-LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer | None:
-    """How text is cut before BPE, by ``tokenizer.ggml.pre``; None for a kind not handled here."""
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    match kind:
-        case "gpt-2":
-            return words
-        case "smollm":
-            digits = pre_tokenizers.Digits(individual_digits=True)
-            return pre_tokenizers.Sequence([digits, words])
-        case "llama-bpe":
-            split = pre_tokenizers.Split(Regex(LLAMA3_WORDS), behavior="isolated")
-            bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-            return pre_tokenizers.Sequence([split, bytes_only])
-    return None
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -61,59 +34,35 @@ def _byte_alphabet() -> dict[str, int]:
 class Tokenizer:
     """A byte-level BPE vocabulary with its special tokens and its chat template.
 
-    ``eos_token_ids`` are the tokens that end an answer. Raises ModelFileError for a file whose
-    vocabulary is damaged or of a kind not handled here.
+    ``fast`` encodes; its post-processor adds what stands before a text. ``vocab_size`` is the
+    model's, which may be larger than the vocabulary. ``eos_token_ids`` are the tokens that end an
+    answer; ``bos_token`` and ``eos_token`` are names for the chat template.
     """
 
-    def __init__(self, file: ModelFile) -> None:
-        model = file.value("tokenizer.ggml.model", str)
-        pre = file.value("tokenizer.ggml.pre", str, "none")
-        pre_tokenizer = _pre_tokenizer(pre)
-        if model != "gpt2" or pre_tokenizer is None:
-            raise file.error(f"tokenizer {model!r} with pre-tokenisation {pre!r} is not supported")
-        tokens = file.values("tokenizer.ggml.tokens", str)
-        types = file.values("tokenizer.ggml.token_type", int, [1] * len(tokens))
-        merges: list[Any] = [tuple(m.split(" ")) for m in file.values("tokenizer.ggml.merges", str)]
-        if len(types) != len(tokens):
-            raise file.error(f"tokenizer: {len(tokens)} tokens, but {len(types)} token types")
-        vocab = {token: token_id for token_id, token in enumerate(tokens)}
-        if len(vocab) != len(tokens):
-            raise file.error(f"tokenizer: {len(tokens)} tokens, only {len(vocab)} different ones")
-        for pair in merges:
-            if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
-                raise file.error(f"tokenizer: merge {' '.join(pair)!r} is not of two known tokens")
-
-        bpe = BPE(vocab, merges, ignore_merges=pre == "llama-bpe")
-        self._fast = FastTokenizer(bpe)
-        self._fast.pre_tokenizer = pre_tokenizer
-        special = [t for t, kind in zip(tokens, types, strict=True) if kind == CONTROL]
-        added = [t for t, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED]
-        self._fast.add_special_tokens([AddedToken(t, normalized=False) for t in special])
-        self._fast.add_tokens([AddedToken(t, normalized=False) for t in added])
-
-        self._tokens: list[str] = tokens
-        self._special_ids = frozenset(vocab[token] for token in special)
-        self._whole_ids = self._special_ids | {vocab[token] for token in added}
+    def __init__(
+        self,
+        fast: FastTokenizer,
+        vocab_size: int,
+        *,
+        eos_token_ids: Collection[int],
+        bos_token: str = "",
+        eos_token: str = "",
+        chat_template: str = "",
+    ) -> None:
+        self._fast = fast
+        self._tokens = [""] * vocab_size
+        for token, token_id in fast.get_vocab(with_added_tokens=True).items():
+            self._tokens[token_id] = token
+        added = fast.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._whole_ids = frozenset(added)
         self._byte_of = _byte_alphabet()
-        self._bos_id = self._token_id(file, "tokenizer.ggml.bos_token_id")
-        self._adds_bos = file.value("tokenizer.ggml.add_bos_token", bool, pre == "llama-bpe")
-        if self._adds_bos and self._bos_id is None:
-            raise file.error("metadata tokenizer.ggml.bos_token_id is missing")
-        self._eos_id = self._token_id(file, "tokenizer.ggml.eos_token_id")
-        end_of_turn = self._token_id(file, "tokenizer.ggml.eot_token_id")
-        self.eos_token_ids = frozenset(i for i in (self._eos_id, end_of_turn) if i is not None)
-        self.chat_template = file.value("tokenizer.chat_template", str, "")
-
-    def _token_id(self, file: ModelFile, key: str) -> int | None:
-        if not file.has(key):
-            return None
-        token_id = file.value(key, int)
-        if not 0 <= token_id < len(self._tokens):
-            raise file.error(f"{key} is {token_id}, the vocabulary has {len(self._tokens)} tokens")
-        return token_id
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._names = {"bos_token": bos_token, "eos_token": eos_token}
+        self.chat_template = chat_template
 
     def __len__(self) -> int:
-        """The size of the vocabulary."""
+        """The size of the model's vocabulary."""
         return len(self._tokens)
 
     def encode(self, text: str) -> list[int]:
@@ -122,8 +71,7 @@ class Tokenizer:
         A byte that the vocabulary has no token for is left out; the default model's lacks some
         control characters and bytes that begin no assigned character.
         """
-        ids = self._fast.encode(text, add_special_tokens=False).ids
-        return [self._bos_id, *ids] if self._adds_bos and self._bos_id is not None else ids
+        return self._fast.encode(text).ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens of a conversation, up to where the assistant's answer begins.
@@ -134,20 +82,18 @@ class Tokenizer:
         return self._fast.encode(self.render_chat(messages), add_special_tokens=False).ids
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The conversation as one text, by the chat template of the file.
+        """The conversation as one text, by the model's chat template.
 
-        The template comes with the file and is a program: it runs sandboxed. Raises ValueError
-        when the file has no template, or the template refuses the messages.
+        The template comes with the model and is a program: it runs sandboxed. Raises ValueError
+        when there is no template, or the template refuses the messages.
         """
         if not self.chat_template:
-            raise ValueError("the model file has no chat template (tokenizer.chat_template)")
+            raise ValueError("the model has no chat template")
         for message in messages:
             if not {"role", "content"} <= message.keys():
                 raise ValueError(f"a message needs role and content, got {dict(message)!r}")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        names = {
-            "bos_token": "" if self._bos_id is None else self._tokens[self._bos_id],
-            "eos_token": "" if self._eos_id is None else self._tokens[self._eos_id],
+        names = self._names | {
             "raise_exception": _refuse,
             "strftime_now": datetime.now().strftime,
         }

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import quantize
+from torch import Tensor
 
-from pagedattn import contiguous, paged
+from pagedattn import contiguous, paged, sharing
 from pagedattn.cache import KVCache
 from pagedattn.model import Llama, ModelConfig, cache_config
 
@@ -193,3 +194,49 @@ def cache(
     cache = request.param(cache_config(model.config, num_blocks=60, block_size=4, poison=True))
     yield cache
     assert_untouched(cache)
+
+
+class TableModel:
+    """A model whose next token depends on the last one and its position only.
+
+    ``probabilities`` [num_positions, vocab_size, vocab_size]: row by row those of the next token;
+    behind its last position the table begins again.
+    """
+
+    def __init__(self, probabilities: Tensor) -> None:
+        self.logprobs = probabilities.double().log().log_softmax(-1)
+        sizes: dict[str, Any] = dict.fromkeys(
+            ("num_layers", "num_heads", "num_kv_heads", "d_model", "d_ff"), 1
+        )
+        vocab_size = probabilities.shape[-1]
+        self.config = ModelConfig(**sizes, head_dim=2, vocab_size=vocab_size, max_seq_len=64)
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
+        hidden = torch.stack([positions, token_ids], dim=1)
+        kv = hidden[:, None].float()
+        attend(0, kv, kv, kv)
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        positions, token_ids = hidden.unbind(1)
+        return self.logprobs.float()[positions % len(self.logprobs), token_ids] + 3
+
+    def next_logprobs(self, token_ids: list[int]) -> Tensor:
+        return self.logprobs[(len(token_ids) - 1) % len(self.logprobs), token_ids[-1]]
+
+
+@pytest.fixture(scope="session")
+def table_model() -> Any:
+    """``table_model(probabilities)``: a model that is no more than a table."""
+    return TableModel
+
+
+def _sharing_cache_for(model: Any, num_blocks: int = 80, **options: Any) -> sharing.PagedKVCache:
+    options = {"block_size": 4, "poison": True} | options
+    return sharing.build_cache(cache_config(model.config, num_blocks=num_blocks, **options))
+
+
+@pytest.fixture(scope="session")
+def sharing_cache_for() -> Any:
+    """``sharing_cache_for(model, num_blocks=80, **options)``: a cache of chapter 03, poison on."""
+    return _sharing_cache_for

@@ -10,7 +10,7 @@ from torch import Tensor
 from pagedattn import paged
 from pagedattn.attention import attention
 from pagedattn.cache import KVCache
-from pagedattn.model import Llama, Sampler, cache_config, complete, generate
+from pagedattn.model import Llama, SamplingParams, cache_config, complete, generate
 
 LENGTHS = (1, 3, 4, 5, 17, 9)
 NEW_TOKENS = 12
@@ -85,31 +85,21 @@ def test_a_sequence_is_freed_in_the_step_in_which_it_ends(model: Llama, cache: K
     assert held == [(0, None, [0, 1]), (1, None, [0, 1]), (0, "length", []), (1, "length", [])]
 
 
-def test_stop_ids(
+def test_stop_token_ids(
     model: Llama, cache: KVCache, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     """The stop token is the last of its answer; other answers go on."""
     stop = expected[4][5]
     cut = [answer[: answer.index(stop) + 1] if stop in answer else answer for answer in expected]
     assert len(cut[4]) < NEW_TOKENS and any(len(answer) == NEW_TOKENS for answer in cut)
-    events = list(generate(model, cache, prompts, max_new_tokens=NEW_TOKENS, stop_ids={stop}))
-    last = {event.index: event.finish_reason for event in events}
+    params = SamplingParams(stop_token_ids=[stop])
+    events = list(
+        generate(model, cache, prompts, max_new_tokens=NEW_TOKENS, sampling_params=params)
+    )
+    last = {event.index: (event.finish_reason, event.stop_reason) for event in events}
     for index, answer in enumerate(cut):
         assert [event.token_id for event in events if event.index == index] == answer
-        assert last[index] == ("stop" if stop in answer else "length")
-
-
-def test_seeded_samples_do_not_depend_on_neighbours(
-    model: Llama, cache: KVCache, prompts: list[list[int]]
-) -> None:
-    """Alone, and among unseeded neighbours (vllm-project/vllm#51226)."""
-    alone = complete(model, cache, prompts[:1], max_new_tokens=20, samplers=[Sampler(1.0, 42)])
-    for _ in range(5):
-        samplers = [Sampler(1.0, 42), Sampler(1.0), Sampler(1.0)]
-        beside = complete(model, cache, prompts[:3], max_new_tokens=20, samplers=samplers)
-        assert beside[0] == alone[0]
-    other = complete(model, cache, prompts[:1], max_new_tokens=20, samplers=[Sampler(1.0, 43)])
-    assert other != alone
+        assert last[index] == (("stop", stop) if stop in answer else ("length", None))
 
 
 def test_prompt_and_answer_up_to_the_limit(model: Llama, cache: KVCache) -> None:
@@ -145,7 +135,9 @@ def test_no_prompts(model: Llama, cache: KVCache) -> None:
         ([[1]], {"chunk_size": 2.5}, "chunk_size is 2.5; it must be a whole number"),
         ([[1]], {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
         ([[1]], {"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
-        ([[1], [2]], {"samplers": [Sampler()]}, "2 prompts, but 1 samplers"),
+        ([[1], [2]], {"sampling_params": [SamplingParams()]}, "2 prompts, but 1 sampling_params"),
+        ([[1]], {"sampling_params": SamplingParams(stop="x")}, "'x'.* need a tokenizer"),
+        ([[1]], {"sampling_params": SamplingParams(min_tokens=6)}, "min_tokens is 6, .* most 5"),
         ([[1]], {"seq_ids": "AB"}, "1 prompts, but 2 seq_ids"),
     ],
 )

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers.decoders import ByteLevel
 
 from pagedattn.model import Llama, TextStream, Tokenizer, default_model_path
-from pagedattn.model.gguf_file import ModelFile
-from pagedattn.model.tokenizer import _pre_tokenizer
+from pagedattn.model.gguf_file import GGUFFile
+from pagedattn.model.gguf_tokenizer import pre_tokenizer
 
 VOCAB_SIZE = 49152
 EOS = 2
@@ -28,7 +28,7 @@ def tokenizer(real_model: tuple[Llama, Tokenizer]) -> Tokenizer:
 @pytest.fixture(scope="module")
 def tokens() -> list[str]:
     """The vocabulary as the file has it."""
-    return ModelFile(default_model_path()).value("tokenizer.ggml.tokens", list)
+    return GGUFFile(default_model_path()).value("tokenizer.ggml.tokens", list)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_encoding_known_by_hand(tokenizer: Tokenizer, tokens: list[str]) -> None
 
 def test_words_of_llama3() -> None:
     """Its vocabulary cuts digits in threes and keeps a leading sign with its word."""
-    pre = _pre_tokenizer("llama-bpe")
+    pre = pre_tokenizer("llama-bpe")
     assert pre is not None
     words = [word for word, _ in pre.pre_tokenize_str("It's 12345\n\n(now)")]
     assert words == ["It", "'s", "Ġ", "123", "45", "ĊĊ", "(now", ")"]

@@ -11,8 +11,8 @@ from torch import Tensor
 from pagedattn.attention import attention
 from pagedattn.bench.generate import to_transformers
 from pagedattn.model import Llama, load_model
-from pagedattn.model.gguf_file import ModelFile
-from pagedattn.model.weights import undo_interleave
+from pagedattn.model.gguf_checkpoint import undo_interleave
+from pagedattn.model.gguf_file import GGUFFile
 
 LAYERS = 2
 PARTS = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output"]
@@ -81,7 +81,7 @@ def test_quantised_embedding(tiny_file: Any) -> None:
     """Blocks of 32 numbers: a float16 scale, then 32 signed bytes (vllm-project/vllm#30424)."""
     path = tiny_file.write(quantised=("token_embd.weight",))
     model, _ = load_model(path)
-    stored = ModelFile(path).tensors["token_embd.weight"].data[5].tobytes()
+    stored = GGUFFile(path).tensors["token_embd.weight"].data[5].tobytes()
     scale = np.frombuffer(stored[:2], np.float16)[0].astype(np.float32)
     row = torch.from_numpy(np.frombuffer(stored[2:], np.int8).astype(np.float32) * scale)
     assert torch.equal(model.embed_tokens.weight[5], row)

@@ -11,17 +11,17 @@ import pytest
 from torch import Tensor
 
 from pagedattn.model import ModelFileError, default_model_path, load_model
-from pagedattn.model.gguf_file import ModelFile
+from pagedattn.model.gguf_file import GGUFFile
 
 
 @pytest.fixture
 def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong file is refused from its header: reading a weight fails the test."""
 
-    def read(self: ModelFile, name: str) -> Tensor:
+    def read(self: GGUFFile, name: str) -> Tensor:
         raise AssertionError(f"{name} was read from a wrong file")
 
-    monkeypatch.setattr(ModelFile, "tensor", read)
+    monkeypatch.setattr(GGUFFile, "tensor", read)
 
 
 def refused(path: Path, *words: str) -> None:
@@ -71,7 +71,7 @@ class TestWrongFiles:
     def test_cut_off(self, untied_file: Any) -> None:
         """At every length: within the header, within a tensor, and one byte before the end."""
         path = untied_file.write()
-        file = ModelFile(path)
+        file = GGUFFile(path)
         last = max(file.tensors.values(), key=lambda tensor: tensor.data_offset)
         end = last.data_offset + last.n_bytes
         data = path.read_bytes()
@@ -108,7 +108,6 @@ class TestWrongFiles:
 
     def test_no_file(self, tmp_path: Path) -> None:
         refused(tmp_path / "none.gguf", "no such file")
-        refused(tmp_path, "not a file")
 
     @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04" + bytes(100)])
     def test_not_gguf(self, tmp_path: Path, content: bytes) -> None:
@@ -117,7 +116,7 @@ class TestWrongFiles:
         refused(path, "not a GGUF file")
 
     def test_other_architecture(self, untied_file: Any) -> None:
-        refused(untied_file.write(architecture="qwen2"), "qwen2", "llama")
+        refused(untied_file.write(architecture="mamba"), "'mamba'", "llama, qwen2, qwen3")
 
     @pytest.mark.parametrize(
         ("metadata", "words"),
@@ -126,19 +125,20 @@ class TestWrongFiles:
             ({"llama.block_count": 3}, "blk.2.attn_norm.weight is missing"),
             ({"llama.block_count": 0}, "num_layers must be a whole number, at least 1, got 0"),
             ({"llama.block_count": "two"}, "llama.block_count is 'two', expected int"),
-            ({"llama.block_count": 2**32 - 1}, "is 4294967295, but the file has only 21 tensors"),
-            ({"llama.attention.head_count": 0}, "head_count"),
-            ({"llama.attention.head_count": 5}, "head_count"),
+            ({"llama.block_count": 2**32 - 1}, "4294967295 layers, but there are only 21 tensors"),
+            ({"llama.attention.head_count": 0}, "0 heads cannot share 32 dimensions"),
+            ({"llama.attention.head_count": 5}, "5 heads cannot share 32 dimensions"),
             ({"llama.attention.head_count_kv": 3}, "num_kv_heads 3"),
             ({"llama.attention.head_count_kv": 4}, "blk.0.attn_k.weight has shape"),
             ({"llama.embedding_length": 64}, "token_embd.weight has shape"),
             ({"llama.attention.value_length": 8}, "llama.attention.value_length"),
             ({"llama.rope.dimension_count": 2}, "llama.rope.dimension_count"),
-            ({"llama.rope.scaling.type": "linear"}, "'linear' is not supported"),
+            ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window = 8"),
+            ({"llama.rope.scaling.type": "linear"}, "scaling.type = 'linear' is not supported"),
             ({"llama.rope.scaling.factor": 2.0}, "llama.rope.scaling.factor"),
             ({"llama.expert_count": 8}, "llama.expert_count"),
             ({"llama.vocab_size": 7}, "llama.vocab_size is 7"),
-            ({"tokenizer.ggml.tokens": [*TOKENS, "more"]}, "token_embd.weight has shape"),
+            ({"tokenizer.ggml.tokens": [*TOKENS, "more"]}, "llama.vocab_size is 98"),
             ({"tokenizer.ggml.tokens": [*TOKENS[:-1], "a"]}, "98 tokens, only 97 different"),
             ({"tokenizer.ggml.token_type": [1]}, "1 token types"),
             ({"tokenizer.ggml.merges": ["t q"]}, "merge 't q'"),

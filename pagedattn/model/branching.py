@@ -1,0 +1,97 @@
+"""What parallel sampling and beam search share: a request that goes on as several sequences.
+
+The prompt is a sequence named after its request, "A". It is computed once; then it is forked, and
+its branches are "A.1", "A.2" and so on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from string import ascii_uppercase
+from typing import cast
+
+from torch import Tensor
+
+from pagedattn.cache import Batch, KVCache, SeqId
+from pagedattn.model.generate import _check_cache, _free_all, check_prompts
+from pagedattn.model.llama import Llama
+from pagedattn.model.tokenizer import Tokenizer
+from pagedattn.sharing import PagedKVCache
+
+
+def request_names(names: Sequence[str] | None, count: int) -> list[str]:
+    """The names of ``count`` requests: those given, or A, B, … Z, A1, B1 and so on.
+
+    Raises ValueError for another number of names, or for two that are equal.
+    """
+    if names is None:
+        rounds = (divmod(index, len(ascii_uppercase)) for index in range(count))
+        return [f"{ascii_uppercase[letter]}{number or ''}" for number, letter in rounds]
+    if len(names) != count or len(set(names)) != count:
+        raise ValueError(f"{count} prompts need as many different names, got {list(names)}")
+    return list(names)
+
+
+def check_requests(
+    model: Llama, cache: KVCache, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> tuple[PagedKVCache, list[list[int]]]:
+    """The cache as one that can fork, and the prompts as lists of Python ints.
+
+    Raises ValueError for a cache that cannot fork or was built for another model, and for prompts
+    that ``generate`` would refuse.
+    """
+    if not (hasattr(cache, "fork") and hasattr(cache, "replace")):
+        kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
+        raise ValueError(f"branches share blocks, which caches can from chapter 03 on; not {kind}")
+    _check_cache(model, cache)
+    max_seq_len = min(model.config.max_seq_len, cache.config.max_seq_len)
+    vocab_size = model.config.vocab_size
+    checked = check_prompts(prompts, max_new_tokens, vocab_size=vocab_size, max_seq_len=max_seq_len)
+    return cast(PagedKVCache, cache), checked
+
+
+def check_room(cache: KVCache, num_seqs: int, why: str) -> None:
+    """Raise ValueError unless the cache may hold so many more sequences. ``why`` says who they
+    are."""
+    held, most = len(cache.seq_ids), cache.config.max_num_seqs
+    if held + num_seqs > most:
+        raise ValueError(
+            f"max_num_seqs is {most}, and {held} sequences are in the cache: {why} need {num_seqs}"
+        )
+
+
+def vocabulary(model: Llama, tokenizer: Tokenizer | None) -> int:
+    """How many tokens can be chosen. The model may have more columns than there are tokens."""
+    columns = model.config.vocab_size
+    return columns if tokenizer is None else min(columns, len(tokenizer))
+
+
+def compute_step(
+    model: Llama,
+    cache: KVCache,
+    seq_ids: Sequence[SeqId],
+    on_step: Callable[[Batch], None] | None,
+) -> Tensor:
+    """Compute all tokens of these sequences that are not computed yet, in one batch.
+
+    Returns the scores of the token after the last of each: [len(seq_ids), columns].
+    """
+    batch = cache.reserve({s: cache.num_tokens(s) - cache.num_computed_tokens(s) for s in seq_ids})
+    hidden = model(batch.token_ids, batch.positions, batch.attend)
+    batch.commit()
+    if on_step is not None:
+        on_step(batch)
+    return model.compute_logits(hidden[(batch.query_start_loc[1:] - 1).long()])
+
+
+@contextmanager
+def freed_on_failure(cache: KVCache) -> Iterator[list[SeqId]]:
+    """A list in which the caller keeps its sequences. When it fails, or is left early, those that
+    are still in the cache are freed, and a batch that is open is aborted."""
+    running: list[SeqId] = []
+    try:
+        yield running
+    except BaseException as error:
+        failures = _free_all(cache, running)
+        if failures and isinstance(error, GeneratorExit):
+            raise failures[0] from None
+        raise
