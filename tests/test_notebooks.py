@@ -9,9 +9,9 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-def test_every_chapter_has_its_notebook() -> None:
+def test_the_tour_comes_first_then_one_notebook_a_chapter() -> None:
     chapters = [path.name for path in sorted(NOTEBOOKS[0].parents[1].glob("chapters/[0-9][0-9]"))]
-    assert [path.name[:2] for path in NOTEBOOKS] == chapters
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["00", *chapters]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
