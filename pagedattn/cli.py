@@ -28,12 +28,13 @@ def _trace(parser: ArgumentParser) -> Run:
 
 
 def _bench(parser: ArgumentParser) -> Run:
-    from pagedattn.bench import generate, survey
+    from pagedattn.bench import generate, sharing, survey
 
     measurements = parser.add_subparsers(metavar="MEASUREMENT", required=True)
     for name, summary, module in (
         ("generate", "tokens per second against transformers", generate),
         ("waste", "every policy on recorded traces: memory used, requests at a time", survey),
+        ("sharing", "blocks saved when samples or beams share them, on recorded lengths", sharing),
     ):
         measurement = measurements.add_parser(name, help=summary, description=summary)
         module.add_arguments(measurement)

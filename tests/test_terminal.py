@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console, RenderableType
 
-from pagedattn import contiguous, paged
+from pagedattn import contiguous, paged, sharing
 from pagedattn.cache import Config, KVCache, Usage
 from pagedattn.viz import terminal
 
@@ -115,6 +115,28 @@ def test_a_block_of_two_sequences_and_a_lost_block_show() -> None:
     pool.sequences["B"].blocks[0] = pool.sequences["A"].blocks[0]
     bars = blocks(plain(terminal.draw_pool(pool)))
     assert [bars[i] for i in (1, 2, 3)] == ["ABAB", "????", "BB.."]
+
+
+def test_a_shared_block_shows_its_owners_and_its_count() -> None:
+    cache = sharing.build_cache(CONFIG)
+    cache.add("A", range(6))
+    compute(cache, {"A": 6})
+    cache.fork("A", "B")
+    cache.fork("A", "C")
+    drawing = plain(terminal.draw_pool(cache))
+    assert "1[ABCA]×3" in drawing and "2[AB..]×3" in drawing  # 4 and 2 tokens
+    assert "shared: ref_cnt" in drawing
+    cache.append("B", [6])
+    compute(cache, {"B": 1})  # B writes into a copy, block 3
+    drawing = plain(terminal.draw_pool(cache))
+    assert "1[ABCA]×3" in drawing and "2[AC..]×2" in drawing and "3[BBB.] " in drawing
+    lines = plain(terminal.draw_block_tables(cache)).splitlines()
+    entries = {line.split()[0]: line.split()[-2:] for line in lines if line.split()[:1] != []}
+    assert entries["A"] == entries["C"] == ["0→1×3", "1→2×2"]
+    assert entries["B"] == ["0→1×3", "1→3"]
+    cache.free("A")
+    cache.free("C")
+    assert "×" not in plain(terminal.draw_pool(cache))
 
 
 def test_the_arena_shows_slabs_and_holes() -> None:

@@ -3,22 +3,35 @@
 Read `state` (what of a cache is drawn), `shapes` (the few shapes), then any of the drawings.
 """
 
+from pagedattn.viz.arenas import ArenaRecording
+from pagedattn.viz.beams import BeamTree, draw_beam_tree
 from pagedattn.viz.charts import draw_kv_growth, draw_waste
-from pagedattn.viz.policies import draw_block_sizes, draw_policies
+from pagedattn.viz.memory import draw_memory
+from pagedattn.viz.policies import draw_block_sizes, draw_policies, draw_pool_shares
 from pagedattn.viz.pool import draw_pool
 from pagedattn.viz.recording import Frame, Recording
+from pagedattn.viz.saved import draw_sharing_saved
+from pagedattn.viz.sharing import draw_copy_on_write, draw_shared_tables
 from pagedattn.viz.slots import draw_slot_mapping
 from pagedattn.viz.style import save
 from pagedattn.viz.tables import draw_block_tables
 
 __all__ = [
+    "ArenaRecording",
+    "BeamTree",
     "Frame",
     "Recording",
+    "draw_beam_tree",
     "draw_block_sizes",
     "draw_block_tables",
+    "draw_copy_on_write",
     "draw_kv_growth",
+    "draw_memory",
     "draw_policies",
     "draw_pool",
+    "draw_pool_shares",
+    "draw_shared_tables",
+    "draw_sharing_saved",
     "draw_slot_mapping",
     "draw_waste",
     "save",

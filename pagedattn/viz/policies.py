@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import isnan
-from typing import Protocol
+from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
@@ -21,6 +21,17 @@ class Run(Protocol):
 
     @property
     def used_of_reserved(self) -> float: ...
+    @property
+    def saturated_used_of_pool(self) -> float: ...
+    @property
+    def saturated_mean_running(self) -> float: ...
+
+
+class Saturated(Protocol):
+    """What is drawn of a full pool; ``pagedattn.traces.Metrics`` has it."""
+
+    @property
+    def saturated_used_of_reserved(self) -> float: ...
     @property
     def saturated_used_of_pool(self) -> float: ...
     @property
@@ -99,6 +110,82 @@ def draw_policies(
         shapes.text(card, x + 0.2, 0.68, policy, ha="left", fontsize=style.SMALL)
         x += 0.45 + 0.075 * len(policy)
     _note(card, "* mean over the steps in which a request waits")
+    return figure
+
+
+@style.styled
+def draw_pool_shares(
+    results: Mapping[str, Saturated], title: str | None = None, note: str | None = None
+) -> style.Picture:
+    """Where the slots of a pool are while a request waits, one bar a policy: used, reserved and
+    empty (internal fragmentation), free and yet not enough (external); and the running requests.
+
+    ``results`` holds one run a policy, by its name; ``note`` stands below. Raises ValueError
+    without a run, and for one in which no request ever waited.
+    """
+    if not results:
+        raise ValueError("draw_pool_shares needs at least one run")
+    for name, run in results.items():
+        if isnan(run.saturated_used_of_pool):
+            raise ValueError(f"{name}: no request waits, so the pool was never full")
+    below = 0.28 if note else 0.0
+    figure, card = style.card(1.65 + 0.42 * len(results) + below, title)
+    axes = plot_area(figure, 1.95, 0.95, 1.2, 0.65 + below)
+    for i, (name, run) in enumerate(results.items()):
+        colour = style.owner_colour(i)
+        used = run.saturated_used_of_pool
+        reserved = used / run.saturated_used_of_reserved
+        hatch: dict[str, Any] = {
+            "hatch": "////",
+            "edgecolor": style.tint(colour, 0.55),
+            "linewidth": 0,
+        }
+        plain: dict[str, Any] = {}
+        for key, start, stop, fill, look, ink in (
+            ("used", 0.0, used, colour, plain, style.ink_on(colour)),
+            ("empty", used, reserved, style.tint(colour, 0.15), hatch, style.INK),
+            ("free", reserved, 1.0, style.FREE, plain, style.INK),
+        ):
+            (bar,) = axes.barh(i, stop - start, 0.66, left=start, color=fill, **look)
+            bar.set_gid(f"{key}-{name}")
+            words = f"{stop - start:.1%}"
+            if stop - start > 0.09:
+                plate = {"boxstyle": "round,pad=0.12", "fc": style.CARD, "ec": "none"}
+                axes.annotate(
+                    words,
+                    ((start + stop) / 2, i),
+                    ha="center",
+                    va="center_baseline",
+                    fontsize=style.SMALL,
+                    fontweight="bold" if key == "used" else "normal",
+                    color=ink,
+                    bbox=plate if key == "empty" else None,
+                )
+        axes.annotate(
+            f"{run.saturated_mean_running:.1f} run",
+            (1, i),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center_baseline",
+        )
+    axes.set(xlim=(0, 1), ylim=(len(results) - 0.5, -0.5))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xlabel(
+        "of all slots, mean over the steps in which a request waits", fontsize=style.SMALL
+    )
+    axes.set_yticks(range(len(results)), list(results), fontsize=style.NORMAL, color=style.INK)
+    axes.tick_params(axis="y", length=0)
+    x = style.MARGIN
+    for words, fill, pattern in (
+        ("used", style.NULL, None),
+        ("reserved and empty", style.CARD, "//////"),
+        ("free, and not enough for the next request", style.FREE, None),
+    ):
+        shapes.swatch(card, x, 0.68, fill, pattern)
+        shapes.text(card, x + 0.19, 0.68, words, ha="left", fontsize=style.SMALL, color=style.MUTED)
+        x += 0.45 + 0.063 * len(words)
+    if note:
+        _note(card, note)
     return figure
 
 

@@ -23,8 +23,9 @@ def draw_pool(cache: KVCache | State, title: str | None = None) -> style.Picture
     """The memory of a cache, coloured by owner.
 
     A paged cache is a grid of blocks: filled slots in full colour, slots that are reserved and
-    empty hatched, free blocks pale, the null block crossed; below stands the free queue, the next
-    block to leave in front. A contiguous cache is one row of slots, cut into slabs.
+    empty hatched, free blocks pale, the null block crossed; a block that several sequences share
+    has a band for each, and its ``ref_cnt`` beside its number. Below stands the free queue, the
+    next block to leave in front. A contiguous cache is one row of slots, cut into slabs.
 
     Raises ValueError for anything but a cache, and for a pool of more than 512 blocks.
     """

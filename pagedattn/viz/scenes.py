@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from pagedattn.cache import Config, KVCache, OutOfBlocks, SeqId
+
+CHUNK = 256  # a long prompt is computed in pieces: its scores are quadratic in the piece
 
 
 def small_config(num_blocks: int, block_size: int = 4, max_seq_len: int = 32) -> Config:
@@ -59,3 +61,20 @@ def serve(cache: KVCache, requests: Mapping[str, tuple[int, int]]) -> list[str]:
             refused.append(seq_id)
     grow(cache, {seq_id: n for seq_id, (_, n) in requests.items() if seq_id not in refused})
     return refused
+
+
+def fill(cache: KVCache, lengths: Iterable[int]) -> int:
+    """Start sequences with prompts of these lengths, named 0, 1, 2, …, until one does not fit;
+    returns how many run."""
+    for number, length in enumerate(lengths):
+        try:
+            known = cache.add(number, range(length))
+            while known < length:
+                n = min(CHUNK, length - known)
+                compute(cache, {number: n})
+                known += n
+        except OutOfBlocks:
+            if number in cache.seq_ids:  # pages are taken after the sequence was added
+                cache.free(number)
+            break
+    return len(cache.seq_ids)

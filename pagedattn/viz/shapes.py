@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -85,6 +86,29 @@ def span(
     box(axes, x, y, width, height, "none", edgecolor=edge, linewidth=1.0, gid=gid)
 
 
+def bands(
+    axes: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    owners: Sequence[OwnerState],
+    used: float,
+    gid: str,
+) -> None:
+    """Slots of several owners: a band in the colour of each, inside a dark outline."""
+    owners = owners[: len(style.OWNER_COLOURS)]  # the colours come again after that
+    rest = {"hatch": "////", "edgecolor": style.tint(style.MUTED, 0.55), "linewidth": 0}
+    if used < 1:
+        fill = style.tint(style.MUTED, 0.1)
+        box(axes, x + used * width, y, (1 - used) * width, height, fill, **rest)
+    band = height / len(owners)
+    for i, owner in enumerate(owners):
+        colour = style.owner_colour(owner.number)
+        box(axes, x, y + i * band, used * width, band, colour, linewidth=0, gid=f"{gid}-band-{i}")
+    box(axes, x, y, width, height, "none", edgecolor=style.INK, linewidth=1.6, gid=gid)
+
+
 def block(
     axes: Axes,
     x: float,
@@ -101,7 +125,9 @@ def block(
 ) -> None:
     """One block: its number above, its owner inside (or ``words``), its slots by their state.
 
-    Its outline has the gid ``block-5-owner-0``, ``block-5-free`` or ``block-0-null``.
+    A block that several tables name has a band for each owner, a dark outline, and its ``ref_cnt``
+    beside its number: ``5 ×3``. Its outline has the gid ``block-5-owner-0``, ``block-5-owner-0-2``
+    for the owners 0 and 2, ``block-5-free`` or ``block-0-null``.
     """
     middle = (x + width / 2, y + height / 2)
     gid = f"{name}-{state.block_id}"
@@ -115,22 +141,26 @@ def block(
             text(axes, *middle, words, color=style.MUTED, fontsize=style.SMALL)
     else:
         used = state.num_used / block_size
-        span(axes, x, y, width, height, state.owner, used, f"{gid}-owner-{state.owner.number}")
+        gid = "-".join([gid, "owner", *(str(owner.number) for owner in state.owners)])
+        if len(state.owners) > 1:
+            bands(axes, x, y, width, height, state.owners, used, gid)
+        else:
+            span(axes, x, y, width, height, state.owner, used, gid)
     if not state.is_null and block_size <= 8 and width / block_size > 0.06:
         rungs(axes, x, y, width, height, block_size)
-    if state.owner is not None:
+    if len(state.owners) > 1:
+        names = words or " ".join(owner.name for owner in state.owners)
+        words = names if fit(names, width, fontsize) == names else f"×{len(state.owners)}"
+        plate(axes, *middle, words, style.CARD, fontsize)
+    elif state.owner is not None:
         words = fit(state.owner.name if words is None else words, width, fontsize)
         colour = style.owner_colour(state.owner.number)
         plate(axes, x + name_place(used, width), middle[1], words, colour, fontsize)
     if show_id:
-        text(
-            axes,
-            middle[0],
-            y - ID_ROOM / 2,
-            str(state.block_id),
-            fontsize=style.SMALL,
-            color=style.MUTED,
-        )
+        shared = {"color": style.INK, "fontweight": "bold"} if state.is_shared else {}
+        number = f"{state.block_id} ×{state.ref_cnt}" if state.is_shared else str(state.block_id)
+        look = {"fontsize": style.SMALL, "color": style.MUTED, **shared}
+        text(axes, middle[0], y - ID_ROOM / 2, number, **look)
 
 
 def name_place(used: float, width: float) -> float:

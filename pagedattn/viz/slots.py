@@ -79,7 +79,7 @@ def _paint(axes: Axes, top: float, table: list[int], block_size: int, position: 
     for i, block_id in enumerate(shown):
         x = left + i * pitch
         if block_id == 0:
-            null = BlockState(0, None, 0, is_null=True)
+            null = BlockState(0, is_null=True)
             shapes.block(axes, x, y_pool, cell, 0.3, null, block_size)
             continue
         fill = style.tint(COLOUR) if block_id in table else style.FREE

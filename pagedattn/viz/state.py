@@ -20,12 +20,24 @@ class OwnerState:
 
 @dataclass(frozen=True)
 class BlockState:
-    """A block: whose it is (None: nobody's), and how many of its slots hold a token."""
+    """A block: the sequences whose tables name it, how many of its slots hold a token, and what it
+    counts itself: its ``ref_cnt``."""
 
     block_id: int
-    owner: OwnerState | None
-    num_used: int
+    owners: tuple[OwnerState, ...] = ()
+    num_used: int = 0
+    ref_cnt: int = 0
     is_null: bool = False
+
+    @property
+    def owner(self) -> OwnerState | None:
+        """The oldest of its owners; None: nobody's."""
+        return self.owners[0] if self.owners else None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether more than one table names it, or it counts otherwise than the tables do."""
+        return len(self.owners) > 1 or self.ref_cnt != len(self.owners)
 
 
 @dataclass(frozen=True)
@@ -84,22 +96,36 @@ def _capture_pool(
     cache: Any, owners: dict[SeqId, OwnerState], seen: tuple[SeqId, ...]
 ) -> PoolState:
     block_size = cache.config.block_size
-    held: dict[int, BlockState] = {}
-    for seq_id, owner in owners.items():
-        for i, block_id in enumerate(cache.block_ids(seq_id)):
-            num_used = min(max(owner.num_tokens - i * block_size, 0), block_size)
-            held[block_id] = BlockState(block_id, owner, num_used)
+    tables = tuple((owner, tuple(cache.block_ids(seq_id))) for seq_id, owner in owners.items())
+    holders: dict[int, list[OwnerState]] = {}
+    num_used: dict[int, int] = {}
+    for owner, block_ids in tables:
+        for i, block_id in enumerate(block_ids):
+            holders.setdefault(block_id, []).append(owner)
+            used = slots_used(owner, i, block_size)
+            num_used[block_id] = max(used, num_used.get(block_id, 0))
     return PoolState(
         block_size,
         tuple(
-            held.get(block.block_id, BlockState(block.block_id, None, 0, block.is_null))
+            BlockState(
+                block.block_id,
+                tuple(holders.get(block.block_id, ())),
+                num_used.get(block.block_id, 0),
+                block.ref_cnt,
+                block.is_null,
+            )
             for block in cache.pool.blocks
         ),
-        tuple((owner, tuple(cache.block_ids(seq_id))) for seq_id, owner in owners.items()),
+        tables,
         tuple(block.block_id for block in cache.pool.free_queue),
         cache.usage(),
         seen,
     )
+
+
+def slots_used(owner: OwnerState, i: int, block_size: int) -> int:
+    """How many slots of its logical block ``i`` hold a token of this sequence."""
+    return min(max(owner.num_tokens - i * block_size, 0), block_size)
 
 
 def capture_pool(cache: KVCache | State, seen: Iterable[SeqId] = ()) -> PoolState:

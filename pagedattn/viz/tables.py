@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from pagedattn.cache import KVCache
 from pagedattn.viz import shapes, style
-from pagedattn.viz.state import PoolState, State, capture_pool
+from pagedattn.viz.state import BlockState, PoolState, State, capture_pool, slots_used
 
 MAX_BLOCKS = 32
 LABEL_ROOM = 0.95
@@ -15,7 +15,7 @@ LABEL_ROOM = 0.95
 @style.styled
 def draw_block_tables(cache: KVCache | State, title: str | None = None) -> style.Picture:
     """Each sequence's blocks in the order of its tokens, its block table, and arrows to where the
-    blocks lie in the pool.
+    blocks lie in the pool. A block that several tables name lies there once.
 
     Raises ValueError for anything but a paged cache, and for more than 32 blocks.
     """
@@ -46,44 +46,59 @@ def paint_block_tables(
     y_logical, y_table, y_pool = y + 0.22, y + 0.72, y + 2.2
     for words, upper in zip(labels, (y_logical, y_table - 0.02, y_pool), strict=True):
         shapes.text(axes, x, upper + 0.17, words, ha="left", color=style.MUTED)
-    pitch = (width - label_room) / len(state.blocks)
+    left, room = x + label_room, width - label_room
+    pitch = room / len(state.blocks)
     cell = pitch - min(0.1, 0.16 * pitch)
-
-    def place(i: float) -> float:
-        return x + label_room + i * pitch
-
     for i, block in enumerate(state.blocks):
         gid = f"{name}block"
-        shapes.block(axes, place(i), y_pool, cell, 0.34, block, state.block_size, name=gid)
-    spare = len(state.blocks) - sum(len(ids) for _, ids in state.tables)
-    gap = min(1.0, spare / max(1, len(state.tables)))
+        at = left + i * pitch
+        shapes.block(axes, at, y_pool, cell, 0.34, block, state.block_size, name=gid)
+    entry_pitch, gap = _spread(state, room)
+    entry = entry_pitch - min(0.1, 0.16 * entry_pitch)
     column = 0.0
     for owner, ids in state.tables:
         colour = style.line_colour(owner.number)
         words = heading.format(name=owner.name, tokens=owner.num_tokens)
-        if shapes.fit(words, (len(ids) + gap) * pitch, style.SMALL) != words:
+        if shapes.fit(words, (len(ids) + gap) * entry_pitch, style.SMALL) != words:
             words = owner.name
-        at = place(column)
+        at = left + column * entry_pitch
         shapes.text(axes, at, y_logical - 0.12, words, ha="left", fontsize=style.SMALL)
         for i, block_id in enumerate(ids):
-            at = place(column)
+            at = left + column * entry_pitch
+            owners = state.blocks[block_id].owners
+            own = BlockState(block_id, (owner,), slots_used(owner, i, state.block_size), 1)
+            gid = f"{name}logical-{i}-block"
             shapes.block(
                 axes,
                 at,
                 y_logical,
-                cell,
+                entry,
                 0.34,
-                state.blocks[block_id],
+                own,
                 state.block_size,
-                name=f"{name}logical-{i}-block",
+                name=gid,
                 show_id=False,
                 words=str(i),
             )
-            shapes.box(axes, at, y_table, cell, 0.3, style.CARD, edgecolor=colour, linewidth=1.1)
-            middle = at + cell / 2
+            shapes.box(axes, at, y_table, entry, 0.3, style.CARD, edgecolor=colour, linewidth=1.1)
+            middle = at + entry / 2
             shapes.text(axes, middle, y_table + 0.15, str(block_id), fontweight="bold")
-            end = (place(block_id) + cell / 2, y_pool - shapes.ID_ROOM - 0.01)
+            share = (owners.index(owner) + 1) / (len(owners) + 1)  # arrows arrive side by side
+            end = (left + block_id * pitch + share * cell, y_pool - shapes.ID_ROOM - 0.01)
             gid = f"{name}arrow-{owner.number}-{i}-to-{block_id}"
             shapes.arrow(axes, (middle, y_table + 0.3), end, colour, gid=gid)
             column += 1
         column += gap
+
+
+def _spread(state: PoolState, room: float) -> tuple[float, float]:
+    """The step from one table entry to the next, and the gap between two tables, in such steps.
+
+    Tables that name fewer blocks than there are stand above the pool with its pitch. Tables that
+    share blocks can name more, and move together.
+    """
+    entries, num_tables = sum(len(ids) for _, ids in state.tables), max(1, len(state.tables))
+    spare = len(state.blocks) - entries
+    if spare > 0:
+        return room / len(state.blocks), min(1.0, spare / num_tables)
+    return room / (entries + 0.5 * (num_tables - 1)), 0.5

@@ -19,7 +19,7 @@ from rich.text import Text
 from pagedattn.cache import Config, KVCache, Usage
 from pagedattn.contiguous import kv_bytes_per_token
 from pagedattn.viz import style
-from pagedattn.viz.state import OwnerState, PoolState, State, capture
+from pagedattn.viz.state import BlockState, OwnerState, PoolState, State, capture
 
 BLOCK_WIDTH = 8  # a block has at most so many letters, a slab so many:
 SLAB_WIDTH = 40
@@ -36,14 +36,15 @@ class _Region:
     owners: tuple[OwnerState, ...] = ()
     num_used: int = 0
     kind: str = FREE
+    note: str = ""
 
 
 def draw_pool(cache: KVCache | State) -> RenderableType:
     """Each block of a paged cache as ``12[AAAAA...]``, or each slab of a contiguous one.
 
-    A block in several tables shows the letters of all its owners in turn; a block that is neither
-    in a table nor in the free queue is lost, and filled with question marks. Raises ValueError for
-    anything but a cache.
+    A block in several tables shows the letters of all its owners in turn, and its ``ref_cnt``
+    behind it: ``3[ABABAB..]×2``. A block that is neither in a table nor in the free queue is lost,
+    and filled with question marks. Raises ValueError for anything but a cache.
     """
     state = capture(cache)
     regions = _regions(state)
@@ -57,6 +58,7 @@ def draw_pool(cache: KVCache | State) -> RenderableType:
             ("[", "dim"),
             _bar(region, slots_a_letter),
             ("]", "dim"),
+            (region.note, "bold"),
         )
         for region in regions
     ]
@@ -64,6 +66,8 @@ def draw_pool(cache: KVCache | State) -> RenderableType:
     legend = f"a letter: {slots} used   {EMPTY} reserved, empty   blank: free"
     if paged:
         legend += f"   {NULL} null block"
+    if any(region.note for region in regions):
+        legend += "   ×2 shared: ref_cnt 2"
     if any(region.kind == LOST and not region.owners for region in regions):
         legend += f"   {LOST} lost: in no table, and not free"
     grid = Columns(cells, padding=(0, 1)) if paged else Group(*cells)
@@ -77,7 +81,8 @@ def draw_strip(cache: KVCache | State, block_size: int) -> Text:
 
 
 def draw_block_tables(cache: KVCache | State) -> Table:
-    """For each sequence, where its logical blocks lie: ``0→5  1→2  2→7``; or its slab."""
+    """For each sequence, where its logical blocks lie: ``0→5×2  1→2  2→7``, with the ``ref_cnt`` of
+    a block that is shared; or its slab."""
     state = capture(cache)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("sequence")
@@ -87,7 +92,10 @@ def draw_block_tables(cache: KVCache | State) -> Table:
         for owner, block_ids in state.tables:
             full, rest = divmod(owner.num_tokens, state.block_size)
             tokens = f"{owner.num_tokens} = {full} × {state.block_size} + {rest}"
-            entries = (f"{i}→{block_id}" for i, block_id in enumerate(block_ids))
+            entries = (
+                f"{i}→{block_id}{_ref_cnt(state.blocks[block_id])}"
+                for i, block_id in enumerate(block_ids)
+            )
             table.add_row(_name(owner), tokens, "  ".join(entries))
     else:
         table.add_column("slab")
@@ -133,17 +141,25 @@ def _regions(state: State) -> list[_Region]:
         slabs = [_Region(start, n, (o,), o.num_tokens) for o, start, n in state.slabs]
         holes = [_Region(start, size) for start, size in state.holes]
         return sorted(slabs + holes, key=lambda region: region.number)
-    owners: dict[int, list[OwnerState]] = {}
-    for owner, block_ids in state.tables:
-        for block_id in block_ids:
-            owners.setdefault(block_id, []).append(owner)
     free = set(state.free_queue)
     regions = []
     for block in state.blocks:
         kind = NULL if block.is_null else FREE if block.block_id in free else LOST
-        names = tuple(owners.get(block.block_id, ()))
-        regions.append(_Region(block.block_id, state.block_size, names, block.num_used, kind))
+        regions.append(
+            _Region(
+                block.block_id,
+                state.block_size,
+                block.owners,
+                block.num_used,
+                kind,
+                _ref_cnt(block),
+            )
+        )
     return regions
+
+
+def _ref_cnt(block: BlockState) -> str:
+    return f"×{block.ref_cnt}" if block.is_shared else ""
 
 
 def _bar(region: _Region, slots_a_letter: int) -> Text:

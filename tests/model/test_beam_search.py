@@ -1,4 +1,4 @@
-"""Beam search: which hypotheses it finds, when it ends, and what it leaves in the cache.
+"""Beam search: which hypotheses it finds, and when it ends.
 
 Two things say what is right: a plain beam search that computes every beam anew, without a cache;
 and, for models whose scores stand in a table, the enumeration of all sequences. What
@@ -25,7 +25,7 @@ NextLogprobs = Callable[[list[int]], Tensor]
 
 @pytest.fixture
 def search(assert_untouched: Callable[[KVCache], None], sharing_cache_for: Any) -> Any:
-    """``search(model, prompts, num_blocks=60, **params)``: the hypotheses of each prompt, from a
+    """``search(model, prompts, **params)``: the hypotheses of each prompt, from a
     cache that is looked at after every step."""
 
     def run(model: Any, prompts: Sequence[list[int]], **params: Any) -> list[list[Hypothesis]]:
@@ -216,3 +216,7 @@ def test_the_bound_of_never(
     assert (bound > worst) == goes_on
     early = BeamSearchParams(width=2, max_new_tokens=8, length_penalty=length_penalty)
     assert early.best_possible_score(-4.0, 4) == -4 / 4**length_penalty
+
+
+def test_no_prompts_no_hypotheses(search: Any, model: Llama) -> None:
+    assert search(model, [], width=2, max_new_tokens=3) == []

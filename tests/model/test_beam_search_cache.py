@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagedattn import contiguous, paged
 from pagedattn.cache import KVCache, OutOfBlocks
-from pagedattn.model import Llama, cache_config
+from pagedattn.model import cache_config
 from pagedattn.model.beam_search import beam_search, beam_steps
 from pagedattn.model.beams import BeamSearch, BeamSearchParams
 
@@ -71,8 +71,8 @@ def test_two_end_tokens_leave_enough_beams(table_model: Any, sharing_cache_for: 
 
 
 def levels() -> Tensor:
-    """Probabilities: tokens 2k + 1 and 2k + 2 are level k. A token of level k is followed by either of level
-    k - 1, one of level 0 by the end, token 0: from level k it takes k + 1 steps."""
+    """Probabilities: tokens 2k + 1 and 2k + 2 are level k. Either of level k - 1 follows on one of
+    level k, the end, token 0, on one of level 0: from level k it takes k + 1 steps."""
     table = torch.full((17, 17), 1e-9)
     table[1:3, 0] = table[0, 0] = 1
     for level in range(1, 8):
@@ -81,18 +81,11 @@ def levels() -> Tensor:
     return table[None]
 
 
-def test_a_request_that_ends_leaves_in_that_step(
-    search: Any, sharing_cache_for: Any, table_model: Any
-) -> None:
+def test_a_request_that_ends_leaves_in_that_step(table_model: Any, sharing_cache_for: Any) -> None:
     """vllm-project/vllm#644: one request ends in step 3, the other in step 8."""
     model, prompts = table_model(levels()), [[9, 5], [16, 15, 15, 15, 15]]
-    settings: dict[str, Any] = {
-        "width": 2,
-        "max_new_tokens": 20,
-        "end_token_ids": [0],
-        "early_stopping": True,
-    }
-    alone = [search(model, [prompt], **settings)[0] for prompt in prompts]
+    params = BeamSearchParams(width=2, max_new_tokens=20, end_token_ids=[0], early_stopping=True)
+    alone = [beam_search(model, sharing_cache_for(model), [p], params)[0] for p in prompts]
 
     def watched(names: str) -> list[tuple[set[str], int, list[int]]]:
         """After each step: the names in the cache, blocks in use, requests that ended."""
@@ -102,7 +95,7 @@ def test_a_request_that_ends_leaves_in_that_step(
             model,
             cache,
             [chosen[name] for name in names],
-            BeamSearchParams(**settings),
+            params,
             names=list(names),
         )
         seen = []
@@ -145,10 +138,6 @@ def test_a_sole_heir_writes_in_place(table_model: Any, sharing_cache_for: Any) -
     (found,) = beam_search(model, cache, [[3] * 6], params)
     assert [h.token_ids for h in found] == [(1,) * 10, (2,) * 10]
     assert cache.num_copies == 1
-
-
-def test_no_prompts_no_hypotheses(search: Any, model: Llama) -> None:
-    assert search(model, [], width=2, max_new_tokens=3) == []
 
 
 WRONG_PARAMS: list[tuple[dict[str, Any], str]] = [
