@@ -2,7 +2,14 @@
 
 from pagedattn.attention import AttentionSpec
 from pagedattn.cache import Batch, Config, KVCache, OutOfBlocks, Usage
-from pagedattn.paged import BlockPool, BlockTable, KVCacheBlock, PagedKVCache, build_cache
+from pagedattn.sharing import (
+    BlockPool,
+    BlockTable,
+    Heir,
+    KVCacheBlock,
+    PagedKVCache,
+    build_cache,
+)
 
 __all__ = [
     "AttentionSpec",
@@ -10,6 +17,7 @@ __all__ = [
     "BlockPool",
     "BlockTable",
     "Config",
+    "Heir",
     "KVCache",
     "KVCacheBlock",
     "OutOfBlocks",
