@@ -8,8 +8,9 @@ Run = Callable[[Namespace], object]
 
 
 def _demo(parser: ArgumentParser) -> Run:
-    from pagedattn.demo import run_demo
+    from pagedattn.demo import add_demo_arguments, run_demo
 
+    add_demo_arguments(parser)
     return run_demo
 
 

@@ -21,3 +21,11 @@ def whole_number(value: Any, name: str) -> int:
     except TypeError:
         pass
     raise ValueError(f"{name} is {value!r}; it must be a whole number")
+
+
+def at_least_1(value: Any, name: str) -> int:
+    """A whole number of things, of which there must be one. Raises ValueError as above."""
+    number = whole_number(value, name)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number

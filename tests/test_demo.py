@@ -272,6 +272,14 @@ def test_demo_end_to_end(real_model: tuple[Llama, Tokenizer]) -> None:
     assert "The capital of France is Paris." in text
     # One slot of SmolLM2: 2 x 30 layers x 3 heads x 64 numbers x 4 bytes; 4 x 8192 of them.
     assert "46,080" in text and "1,440.0 MiB" in text
-    first, _, second = text.partition("Now three answers to prompt D")
+    first, _, second = text.partition("Now 3 answers to prompt D")
     assert {bar[0] for bar in blocks_in(first).values()} >= set("/ABCD")
     assert "abcabc" in second and "sharing saves" in second
+
+
+def test_the_demo_of_a_beam_search(tiny_model: tuple[Llama, Tokenizer]) -> None:
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    assert commands.demo(console, *tiny_model, max_new_tokens=4, samples=0, beams=2) == 0
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Now 2 answers to prompt D, the best that a beam search finds" in text
+    assert text.count("[score ") == 2 and "sharing saves" in text

@@ -21,9 +21,7 @@ from pagedattn.course.chapters import STAGES, find_root
 from pagedattn.course.implementations import Bug, load_bugs, load_stage, resolve_stage
 from pagedattn.course.tasks import unfinished_task
 from pagedattn.demo.branches import (
-    SampleRun,
     add_branch_arguments,
-    branches,
     check_branches,
     new_run,
     show_sharing,
@@ -49,7 +47,7 @@ from pagedattn.model import (
     default_model_path,
     load_model,
 )
-from pagedattn.model.generate import check_prompts
+from pagedattn.model.guards import check_prompts
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -65,19 +63,30 @@ NEW_TOKENS = 48
 BLOCK_SIZE = 16
 
 
+def add_demo_arguments(parser: ArgumentParser) -> None:
+    """The options of ``pagedattn demo``: how the answers of its second part branch."""
+    add_branch_arguments(parser, _count)
+
+
 def run_demo(args: Namespace) -> int:
-    """Answer four prompts at once through the paged cache of chapter 02, then one of them three
+    """Answer four prompts at once through the paged cache of chapter 02, then one of them several
     times through the sharing cache of chapter 03, and draw their memory."""
     console = _new_console()
     console.print(
         "A small language model answers four prompts at once. Its memory of them, the\n"
         "KV cache, lies in the pages that chapter 02 builds: pagedattn/paged.py\n"
     )
-    return demo(console, *_load(console, None))
+    samples = args.samples or (0 if args.beams else 3)
+    return demo(console, *_load(console, None), samples=samples, beams=args.beams)
 
 
 def demo(
-    console: Console, model: Llama, tokenizer: Tokenizer, max_new_tokens: int = NEW_TOKENS
+    console: Console,
+    model: Llama,
+    tokenizer: Tokenizer,
+    max_new_tokens: int = NEW_TOKENS,
+    samples: int = 3,
+    beams: int | None = None,
 ) -> int:
     """The demo, once the model is there."""
     answers = prepare(tokenizer, PROMPTS)
@@ -90,25 +99,25 @@ def demo(
     show_speed(console, run)
     show_memory(console, run)
     sound = show_invariants(console, run)
-    return 0 if _demo_sharing(console, model, tokenizer, (max_new_tokens + 1) // 2) and sound else 1
+    options = Namespace(samples=samples, beams=beams, max_new_tokens=(max_new_tokens + 1) // 2)
+    return 0 if _demo_sharing(console, model, tokenizer, options) and sound else 1
 
 
-def _demo_sharing(
-    console: Console, model: Llama, tokenizer: Tokenizer, max_new_tokens: int
-) -> bool:
-    """Three samples of the last prompt, and the blocks that they share. Returns whether all is
+def _demo_sharing(console: Console, model: Llama, tokenizer: Tokenizer, options: Namespace) -> bool:
+    """Several answers to the last prompt, and the blocks that they share. Returns whether all is
     well."""
     requests = prepare(tokenizer, PROMPTS)[-1:]
+    count = options.samples or options.beams
+    how = "the best that a beam search finds" if options.beams else "drawn at random"
     console.print(
-        f"\nNow three answers to prompt {requests[0].label}, drawn at random. They share the\n"
-        "blocks of the prompt, which is computed once. Chapter 03 builds this:\n"
-        "pagedattn/sharing.py\n"
+        f"\nNow {count} answers to prompt {requests[0].label}, {how}.\n"
+        "They share the blocks of the prompt, which is computed once. Chapter 03 builds\n"
+        "this: pagedattn/sharing.py\n"
     )
-    answers = branches(requests, 3)
-    num_blocks = num_blocks_for(answers, max_new_tokens, BLOCK_SIZE)
+    num_blocks = num_blocks_for(requests * count, options.max_new_tokens, BLOCK_SIZE)
     cache = sharing.build_cache(_config(model, BLOCK_SIZE, num_blocks))
     params = [SamplingParams(temperature=0.8, seed=0)]
-    run = SampleRun(model, tokenizer, cache, answers, max_new_tokens, params, requests=requests)
+    run = new_run(model, tokenizer, cache, requests, options, params)
     show_answers(console, run)
     show_pool(console, run)
     show_sharing(console, run)

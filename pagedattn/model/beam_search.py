@@ -17,10 +17,10 @@ from pagedattn.model.branching import (
     check_requests,
     check_room,
     compute_step,
-    freed_on_failure,
     request_names,
     vocabulary,
 )
+from pagedattn.model.guards import freed_on_failure
 from pagedattn.model.llama import Llama
 from pagedattn.model.tokenizer import Tokenizer
 from pagedattn.sharing import Heir

@@ -4,15 +4,14 @@ The prompt is a sequence named after its request, "A". It is computed once; then
 its branches are "A.1", "A.2" and so on.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from string import ascii_uppercase
 from typing import cast
 
 from torch import Tensor
 
 from pagedattn.cache import Batch, KVCache, SeqId
-from pagedattn.model.generate import _check_cache, _free_all, check_prompts
+from pagedattn.model.guards import check_cache, check_prompts
 from pagedattn.model.llama import Llama
 from pagedattn.model.tokenizer import Tokenizer
 from pagedattn.sharing import PagedKVCache
@@ -42,7 +41,7 @@ def check_requests(
     if not (hasattr(cache, "fork") and hasattr(cache, "replace")):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         raise ValueError(f"branches share blocks, which caches can from chapter 03 on; not {kind}")
-    _check_cache(model, cache)
+    check_cache(model, cache)
     max_seq_len = min(model.config.max_seq_len, cache.config.max_seq_len)
     vocab_size = model.config.vocab_size
     checked = check_prompts(prompts, max_new_tokens, vocab_size=vocab_size, max_seq_len=max_seq_len)
@@ -81,17 +80,3 @@ def compute_step(
     if on_step is not None:
         on_step(batch)
     return model.compute_logits(hidden[(batch.query_start_loc[1:] - 1).long()])
-
-
-@contextmanager
-def freed_on_failure(cache: KVCache) -> Iterator[list[SeqId]]:
-    """A list in which the caller keeps its sequences. When it fails, or is left early, those that
-    are still in the cache are freed, and a batch that is open is aborted."""
-    running: list[SeqId] = []
-    try:
-        yield running
-    except BaseException as error:
-        failures = _free_all(cache, running)
-        if failures and isinstance(error, GeneratorExit):
-            raise failures[0] from None
-        raise

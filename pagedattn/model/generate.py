@@ -4,17 +4,17 @@ Every step computes one batch: the next chunk of each prompt that is not finishe
 of each answer that is being written. A sequence gives its memory back in the step in which it ends.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from pagedattn.cache import Batch, KVCache
+from pagedattn.model.guards import check_cache, check_prompts, freed_on_failure
 from pagedattn.model.llama import Llama
 from pagedattn.model.sampling import Logprob, SamplingState, sample
 from pagedattn.model.sampling_params import SamplingParams
 from pagedattn.model.stopping import AnswerStream, FinishReason
 from pagedattn.model.tokenizer import TextStream, Tokenizer
-from pagedattn.whole_number import whole_number
+from pagedattn.whole_number import at_least_1
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ def generate(
         max_seq_len=min(model.config.max_seq_len, cache.config.max_seq_len),
     )
     if chunk_size is not None:
-        chunk_size = _at_least_1(chunk_size, "chunk_size")
+        chunk_size = at_least_1(chunk_size, "chunk_size")
     params = (
         [sampling_params] * len(prompts)
         if isinstance(sampling_params, SamplingParams)
         else list(sampling_params)
     )
     seq_ids = range(len(prompts)) if seq_ids is None else seq_ids
-    _check_cache(model, cache)
+    check_cache(model, cache)
     for name, given in (("sampling_params", params), ("seq_ids", seq_ids)):
         if len(given) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(given)} {name}")
@@ -99,11 +99,11 @@ def generate(
     ]
 
     def run() -> Iterator[Token]:
-        running: dict[Hashable, int] = {}  # seq_id -> index of its prompt
-        try:
-            for index, seq_id in enumerate(seq_ids):
-                cache.add(seq_id, prompts[index], max_tokens=len(prompts[index]) + max_new_tokens)
-                running[seq_id] = index
+        index_of = {seq_id: index for index, seq_id in enumerate(seq_ids)}
+        with freed_on_failure(cache) as running:
+            for seq_id, prompt in zip(seq_ids, prompts, strict=True):
+                cache.add(seq_id, prompt, max_tokens=len(prompt) + max_new_tokens)
+                running.append(seq_id)
             while running:
                 batch = cache.reserve({s: _next_tokens(cache, s, chunk_size) for s in running})
                 hidden = model(batch.token_ids, batch.positions, batch.attend)
@@ -117,16 +117,17 @@ def generate(
                     if cache.num_computed_tokens(seq_id) == cache.num_tokens(seq_id)
                 }
                 logits = model.compute_logits(hidden[list(ready.values())])  # [ready, columns]
-                sampled = sample(logits, [states[running[s]] for s in ready], vocab_size=vocab_size)
+                in_turn = [states[index_of[seq_id]] for seq_id in ready]
+                sampled = sample(logits, in_turn, vocab_size=vocab_size)
                 tokens = []
                 for seq_id, chosen in zip(ready, sampled, strict=True):
-                    index, token_id = running[seq_id], chosen.token_id
+                    index, token_id = index_of[seq_id], chosen.token_id
                     piece = answers[index].push(token_id)
                     if piece.finish_reason is None:
                         cache.append(seq_id, [token_id])
                     else:
                         cache.free(seq_id)
-                        del running[seq_id]
+                        running.remove(seq_id)
                     tokens.append(
                         Token(
                             index,
@@ -139,11 +140,6 @@ def generate(
                         )
                     )
                 yield from tokens
-        except BaseException as error:
-            failures = _free_all(cache, running)
-            if failures and isinstance(error, GeneratorExit):
-                raise failures[0] from None
-            raise
 
     return run()
 
@@ -177,64 +173,3 @@ def _next_tokens(cache: KVCache, seq_id: Hashable, chunk_size: int | None) -> in
     """How many tokens of a sequence the next step computes: 1 while it answers."""
     waiting = cache.num_tokens(seq_id) - cache.num_computed_tokens(seq_id)
     return waiting if chunk_size is None else min(waiting, chunk_size)
-
-
-def _check_cache(model: Llama, cache: KVCache) -> None:
-    for name in ("num_layers", "num_kv_heads", "head_dim"):
-        ours, theirs = getattr(model.config, name), getattr(cache.config, name)
-        if ours != theirs:
-            raise ValueError(f"the cache has {name} {theirs}, the model {ours}")
-
-
-def check_prompts(
-    prompts: Sequence[Sequence[int]], max_new_tokens: int, *, vocab_size: int, max_seq_len: int
-) -> list[list[int]]:
-    """The prompts as lists of Python ints, once ``generate`` can answer them.
-
-    Raises ValueError for a prompt that is empty, too long together with its answer, or holds
-    something else than tokens of the vocabulary.
-    """
-    max_new_tokens = _at_least_1(max_new_tokens, "max_new_tokens")
-    checked = []
-    for index, prompt in enumerate(prompts):
-        try:
-            tokens = list(prompt)
-        except TypeError:
-            raise ValueError(f"prompt {index} is {prompt!r}; it must be a list of tokens") from None
-        if not tokens:
-            raise ValueError(f"prompt {index} is empty")
-        if len(tokens) + max_new_tokens > max_seq_len:
-            raise ValueError(
-                f"prompt {index} has {len(tokens)} tokens; with max_new_tokens {max_new_tokens} "
-                f"it would exceed max_seq_len {max_seq_len}"
-            )
-        checked.append([whole_number(token, f"a token of prompt {index}") for token in tokens])
-        for token_id in checked[-1]:
-            if not 0 <= token_id < vocab_size:
-                raise ValueError(
-                    f"prompt {index} holds token {token_id}; the vocabulary has {vocab_size} tokens"
-                )
-    return checked
-
-
-def _at_least_1(value: int, name: str) -> int:
-    number = whole_number(value, name)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number
-
-
-def _free_all(cache: KVCache, seq_ids: Iterable[Hashable]) -> list[Exception]:
-    """Free those of the sequences that are still in the cache; whatever fails, the others are
-    freed. Returns the errors."""
-    left = [seq_id for seq_id in seq_ids if seq_id in cache.seq_ids]
-    verbs: list[Callable[[], None]] = [partial(cache.free, seq_id) for seq_id in left]
-    if left and cache.open_batch is not None:
-        verbs.insert(0, cache.open_batch.abort)
-    failures = []
-    for verb in verbs:
-        try:
-            verb()
-        except Exception as failure:
-            failures.append(failure)
-    return failures

@@ -16,17 +16,18 @@ from pagedattn.model.branching import (
     check_requests,
     check_room,
     compute_step,
-    freed_on_failure,
     request_names,
     vocabulary,
 )
-from pagedattn.model.generate import GREEDY, Token, _at_least_1
+from pagedattn.model.generate import GREEDY, Token
+from pagedattn.model.guards import freed_on_failure
 from pagedattn.model.llama import Llama
 from pagedattn.model.sampling import Sampled, SamplingState
 from pagedattn.model.sampling import sample as choose
 from pagedattn.model.sampling_params import SamplingParams
 from pagedattn.model.stopping import AnswerStream
 from pagedattn.model.tokenizer import TextStream, Tokenizer
+from pagedattn.whole_number import at_least_1
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def sample_in_parallel(
     that is open then is aborted.
     """
     sharing_cache, prompts = check_requests(model, cache, prompts, max_new_tokens)
-    num_samples = _at_least_1(num_samples, "num_samples")
+    num_samples = at_least_1(num_samples, "num_samples")
     params = (
         [sampling_params] * len(prompts)
         if isinstance(sampling_params, SamplingParams)
