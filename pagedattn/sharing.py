@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Listing
 
 import torch
 from torch import Tensor
@@ -128,7 +127,7 @@ class PagedKVCache(paged.PagedKVCache):
         self.block_table.append_row(self.block_ids(parent), sequence.row)
         self.sequences[child] = sequence
 
-    def replace(self, seq_ids: Listing[SeqId], heirs: Listing[Heir]) -> None:
+    def replace(self, seq_ids: Iterable[SeqId], heirs: Iterable[Heir]) -> None:
         """One step of a beam search: the sequences ``seq_ids`` end, their heirs begin.
 
         All forks come first: a parent that took its token before would hand it on to every child.
@@ -140,6 +139,7 @@ class PagedKVCache(paged.PagedKVCache):
         token that ``fork`` or ``append`` would refuse; then nothing has changed.
         """
         self._check_no_open_batch("replace")
+        seq_ids, heirs = list(seq_ids), list(heirs)
         self._check_replace(seq_ids, heirs)
         for heir in heirs:
             self.fork(heir.parent, heir.seq_id)
@@ -151,21 +151,23 @@ class PagedKVCache(paged.PagedKVCache):
     # What can be asked.
 
     def usage(self) -> Usage:
-        """Distinct slots: a block that several tables name is counted once."""
+        """Distinct slots: a block that several tables name is counted once.
+
+        Its sharers agree about how much of it is filled: who wrote into it was alone with it.
+        """
         block_size = self.config.block_size
         used: dict[KVCacheBlock, int] = {}
         for sequence in self.sequences.values():
-            left = sequence.num_computed_tokens
-            for block in sequence.blocks:
-                used[block] = max(used.get(block, 0), min(left, block_size))
-                left = max(0, left - block_size)
+            for index, block in enumerate(sequence.blocks):
+                filled = sequence.num_computed_tokens - index * block_size
+                used[block] = min(max(filled, 0), block_size)
         return Usage(
             total=(len(self.pool.blocks) - 1) * block_size,
             used=sum(used.values()),
             reserved=len(used) * block_size,
         )
 
-    def _check_replace(self, seq_ids: Listing[SeqId], heirs: Listing[Heir]) -> None:
+    def _check_replace(self, seq_ids: list[SeqId], heirs: list[Heir]) -> None:
         for index, seq_id in enumerate(seq_ids):
             self._sequence(seq_id)
             if seq_id in seq_ids[:index]:
@@ -174,7 +176,7 @@ class PagedKVCache(paged.PagedKVCache):
             if heir.parent not in seq_ids:
                 raise ValueError(
                     f"{heir.seq_id!r} would continue {heir.parent!r}, which is not among the "
-                    f"sequences that end: {list(seq_ids)}"
+                    f"sequences that end: {seq_ids}"
                 )
             as_token_ids([heir.token_id])
             self._check_limit(self.sequences[heir.parent], 1)
@@ -232,21 +234,18 @@ class PagedKVCache(paged.PagedKVCache):
     def _copy_before_write(self, shared: Mapping[SeqId, KVCacheBlock]) -> None:
         """Give each of these sequences a copy of its last block in place of it."""
         copies = self.pool.get_new_blocks(len(shared))
-        sources, destinations = (
-            torch.tensor([b.block_id for b in blocks], dtype=torch.int64, device=self.config.device)
-            for blocks in (shared.values(), copies)
-        )
         try:
+            ids = [[block.block_id for block in blocks] for blocks in (shared.values(), copies)]
+            sources, destinations = torch.tensor(ids, dtype=torch.int64, device=self.config.device)
             copy_blocks(self.k_cache, self.v_cache, sources, destinations)
-        except BaseException:  # no memory for the copy, say
+        except BaseException:  # no memory for it, say
             self._release(copies)
             raise
         for seq_id, copy in zip(shared, copies, strict=True):
             sequence = self.sequences[seq_id]
             sequence.blocks[-1] = copy
             self.block_table.add_row(self.block_ids(seq_id), sequence.row)
-        # Only now: a source that was free could be handed out and overwritten before it is copied.
-        self.pool.free_blocks(shared.values())
+        self.pool.free_blocks(shared.values())  # others still name each of them
         self.num_copies += len(copies)
 
 

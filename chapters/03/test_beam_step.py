@@ -100,6 +100,23 @@ def test_no_heir_at_all(stage):
 
 
 @pytest.mark.contract
+def test_heirs_that_can_be_listed_once(stage):
+    witness = beams(stage, 7, "AB")
+    witness.cache.replace(iter("AB"), (heir("A", child) for child in "CD"))
+    assert witness.cache.seq_ids == ["C", "D"], repr(witness)
+
+
+@pytest.mark.contract
+def test_a_name_within_a_name(stage):
+    """Sequence "AB" is none of those that the text "AB" names letter by letter."""
+    witness = beams(stage, 7, ["A", "B", "AB"])
+    before = witness.snapshot()
+    with pytest.raises(ValueError, match="'C' would continue 'AB', which is not among"):
+        witness.cache.replace("AB", [heir("AB", "C")])
+    witness.assert_unchanged(before, "a refusal")
+
+
+@pytest.mark.contract
 def test_others_are_left_alone(stage):
     witness = beams(stage, 7, "AB")
     witness.add("Z", 5)

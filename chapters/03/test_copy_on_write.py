@@ -219,26 +219,70 @@ def test_four_beams_after_one_token(stage, prompt, copies):
     cache = witness.cache
     in_use = cache.usage().reserved // 16
     assert in_use == 68, f"64 shared blocks and 4 own ones: {in_use}"
-    assert cache.num_copies == copies
+    assert cache.num_copies == copies, f"{cache.num_copies} copies were counted"
     witness.check_contents()
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("block_size", [1, 3, 8, 20])
+def test_many_sharers(stage):
+    names = [f"B{i}" for i in range(11)]
+    witness = family(stage, 6, names, num_layers=5)
+    witness.decode("A", *names)
+    assert witness.cache.num_copies == 11, "12 sharers write: the last one in place"
+    witness.check_contents()
+
+
+@pytest.mark.parametrize("failure", [MemoryError, KeyboardInterrupt])
+def test_a_copy_that_fails_leaves_nothing_behind(stage, monkeypatch, failure):
+    witness = family(stage, 6, "BC")
+    for seq_id in "ABC":
+        witness.append(seq_id)
+    cache, copy_blocks = witness.cache, stage.copy_blocks
+    before = (
+        {s: (cache.block_ids(s), cache.ref_cnts(s)) for s in "ABC"},
+        cache.block_table.table.tolist(),
+        cache.pool.num_free_blocks,
+        cache.num_copies,
+    )
+
+    def copies_and_fails(k_cache, v_cache, sources, destinations):
+        copy_blocks(k_cache, v_cache, sources, destinations)
+        raise failure
+
+    monkeypatch.setattr(stage, "copy_blocks", copies_and_fails)
+    with pytest.raises(failure):
+        cache.reserve({"A": 1, "B": 1, "C": 1})
+    after = (
+        {s: (cache.block_ids(s), cache.ref_cnts(s)) for s in "ABC"},
+        cache.block_table.table.tolist(),
+        cache.pool.num_free_blocks,
+        cache.num_copies,
+    )
+    assert after == before, f"no copy was made, so nothing may have changed: {witness!r}"
+    witness.check()  # also that the blocks given back hold nothing
+    monkeypatch.undo()
+    witness.step({"A": 1, "B": 1, "C": 1})
+    witness.check_contents()
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("block_size", [1, 2, 3, 8, 20])
 def test_block_sizes(stage, block_size):
     witness = family(stage, 13, "BC", block_size=block_size, num_blocks=65)
     for _ in range(3):
         witness.decode("A", "B", "C")
         witness.check_contents()
-    assert witness.cache.num_copies == (0 if block_size == 1 else 2), repr(witness)
+    assert witness.cache.num_copies == (0 if block_size == 1 else 2), (
+        f"13 tokens and three sharers: {witness!r}"
+    )
 
 
 def cache_of_numbers(num_blocks, strided=False):
     """Random K and V [num_layers, num_blocks, block_size, num_kv_heads, head_dim]."""
-    shape = (3, num_blocks, 4, 2, 5)
+    shape = (5, num_blocks, 4, 2, 5)
     if not strided:
         return torch.randn(2, *shape, device=DEVICE).unbind()
-    padded = torch.randn(2, 3, num_blocks, 6, 3, 5, device=DEVICE)
+    padded = torch.randn(2, 5, num_blocks, 6, 3, 5, device=DEVICE)
     return padded[..., :4, :2, :].unbind()
 
 
@@ -252,7 +296,7 @@ def test_copy_blocks_copies_k_and_v_of_all_layers(stage, strided):
         k, v, torch.tensor(sources, device=DEVICE), torch.tensor(destinations, device=DEVICE)
     )
     for name, new, old in (("K", k, old_k), ("V", v, old_v)):
-        for layer in range(3):
+        for layer in range(5):
             for block in range(8):
                 source = dict(zip(destinations, sources, strict=True)).get(block, block)
                 assert torch.equal(new[layer, block], old[layer, source]), (

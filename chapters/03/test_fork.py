@@ -28,6 +28,13 @@ def test_a_fork_takes_no_block(witness):
 
 
 @pytest.mark.contract
+def test_the_oldest_stands_first(witness):
+    witness.fork("A", "B")
+    witness.fork("A", "C")
+    assert witness.cache.seq_ids == ["A", "B", "C"]
+
+
+@pytest.mark.contract
 def test_a_fork_copies_nothing(witness):
     witness.fork("A", "B")
     assert witness.cache.num_copies == 0, repr(witness)

@@ -183,6 +183,11 @@ class Witness:
         for seq_id, history in self.histories.items():
             ids = self.cache.block_ids(seq_id)
             blocks = torch.tensor(ids, dtype=torch.int64, device=self.config.device)
+            num_slots = len(ids) * self.config.block_size
+            assert num_slots >= history.num_computed, (
+                f"sequence {seq_id!r} has computed {history.num_computed} tokens, its table names "
+                f"{len(ids)} blocks of {self.config.block_size}; {self!r}"
+            )
             for name in ("k", "v"):
                 stored = getattr(self.cache, f"{name}_cache")[:, blocks].flatten(1, 2)
                 right = getattr(history, name)[:, : history.num_computed]
