@@ -63,7 +63,7 @@ def test_a_terminal_gets_panels_and_no_color_is_obeyed(
     ("options", "words"),
     [
         (["--prompt", "Hello", "--prompt", ""], "prompt B is empty"),
-        (["--prompt", "Hi", "--max-new-tokens", "500"], "max_seq_len 512"),
+        (["--prompt", "Hi", "--max-new-tokens", "500"], "prompt A has"),
         (["--max-new-tokens", "0"], "'0' is not a whole number of at least 1"),
         (["--block-size", "-3"], "'-3' is not a whole number of at least 1"),
         (["--max-new-tokens", "99999999"], "max_seq_len 512"),

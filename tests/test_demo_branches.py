@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from pagedattn.demo import commands
+
 HOT = ("--temperature", "1.5", "--seed", "3")
 RAW = ("--raw", "--block-size", "4", "--max-new-tokens", "6")
 
@@ -91,8 +93,6 @@ def test_a_bug_shows_in_the_samples(generate: Any) -> None:
         (["--beams", "2", "--stop", "x"], "--beams goes with no option for sampling"),
         (["--beams", "27", "--prompt", "x"], "27 answers; at most 26"),
         (["--samples", "7", *HOT], "28 answers; at most 26"),
-        (["--samples", "2", *HOT, "--stage", "02"], "branches share blocks"),
-        (["--beams", "2", "--stage", "01"], "branches share blocks"),
         (["--samples", "2", *HOT, "--num-blocks", "2"], "are free; --num-blocks"),
         (["--beams", "3", "--prompt", "x", "--num-blocks", "4"], "are free; --num-blocks"),
     ],
@@ -102,6 +102,35 @@ def test_wrong_input_is_one_line_and_status_2(
 ) -> None:
     status, _, err = generate(*options)
     assert status == 2 and words in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize("branches", [["--samples", "2", *HOT], ["--beams", "2"]])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "--stage 01",
+        "--stage 02",
+        "--bug frees_twice",
+        "--impl chapters/01/exercise.py",
+        "--impl chapters/02/exercise.py",
+    ],
+)
+def test_a_cache_that_cannot_fork_is_refused_before_the_model_is_loaded(
+    generate: Any, monkeypatch: pytest.MonkeyPatch, branches: list[str], code: str
+) -> None:
+    monkeypatch.delattr(commands, "load_model")
+    status, out, err = generate(*code.split(), *branches)
+    assert (status, out) == (2, "")
+    assert err.splitlines() == [
+        "pagedattn: error: branches share blocks, which caches can from chapter 03 on; "
+        f"not that of {code}"
+    ]
+
+
+def test_unfinished_forks_are_to_do_and_no_reason_to_refuse(generate: Any) -> None:
+    impl = ("--impl", "chapters/03/exercise.py")
+    status, _, err = generate("--prompt", "a a", "--samples", "2", *HOT, *RAW, *impl)
+    assert status == 2 and err.startswith("to do: task 3.")
 
 
 def test_the_advice_of_a_pool_too_small_is_enough(generate: Any) -> None:

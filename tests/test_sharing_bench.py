@@ -235,6 +235,8 @@ def test_the_command(
     assert everything["samples"]["2"]["shared"] == 35 + 150 + 152 + 152
     printed = capsys.readouterr().out
     assert "own.csv, all: 2 of 2 requests; mean prompt 305, answer 5 tokens" in printed
+    copies = everything["beams"]["4"]["copies"]
+    assert f"all: four beams, {copies} blocks copied in 8 steps" in printed
     assert "30.0%" in printed and "4,864" in printed and "66.3%" in printed
     assert figure.read_text().startswith("<?xml")
 

@@ -147,7 +147,8 @@ def test_what_sharing_saves() -> None:
     """Chapter 03: what `pagedattn bench sharing` has counted for the figure."""
     text = text_of("03")
     figures = CHAPTERS.parent / "figures" / "sharing_saved.json"
-    every, short = json.loads(figures.read_text(encoding="utf-8"))["views"].values()
+    counted = json.loads(figures.read_text(encoding="utf-8"))
+    every, short = counted["views"].values()
     for label, saved, numbers in (
         ("n samples", every["samples"], "246"),
         ("n beams", every["beams"], "246"),
@@ -171,3 +172,14 @@ def test_what_sharing_saves() -> None:
     copies = every["beams"]["4"]["copies"]
     assert f"{copies:,} blocks were copied in {steps:,.0f} steps" in words
     assert round(10 * copies / steps) == 6
+    scenarios = {(s["name"], s["num_prompt_tokens"]): s for s in counted["scenarios"]}
+    system, beams = scenarios["requests", 1024], scenarios["beams", 2048]
+    assert (
+        f"hold {system['shared']} blocks instead of {system['own']:,}, "
+        f"so sharing saves {100 * system['saved']:.1f} %" in words
+    )
+    assert f"down to {16 * system['own']:,}" in words
+    assert (
+        f"hold {beams['shared']} blocks instead of {beams['own']}, "
+        f"which is {100 * beams['saved']:.1f} % less" in words
+    )

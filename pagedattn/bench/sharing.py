@@ -59,6 +59,11 @@ class View:
             mean(request.output_length for request in self.requests),
         )
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of all requests: the first token of an answer comes with its prompt."""
+        return sum(request.output_length - 1 for request in self.requests)
+
 
 def views(trace: Sequence[Request], num_requests: int) -> list[View]:
     """All requests, and those with short prompts; of each, so many that stand for all: sorted by
@@ -223,6 +228,11 @@ def run(args: Namespace) -> None:
             markup=False,
         )
     console.print(sharing_table(results))
+    for view in found:
+        copies = results[view.name]["beams"][4].copies
+        console.print(
+            f"{view.name}: four beams, {copies:,} blocks copied in {view.num_steps:,} steps"
+        )
     console.print(scenario_table(small))
     content: dict[str, Any] = {
         "command": " ".join(["pagedattn", *sys.argv[1:]]),

@@ -9,20 +9,23 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pagedattn.cache import KVCache, OutOfBlocks
+from pagedattn.cache import Config, KVCache, OutOfBlocks
 from pagedattn.demo.run import Answer, Run, num_blocks_for
 from pagedattn.model import Llama, SamplingParams, Token, Tokenizer
 from pagedattn.model.beam_search import beam_steps
 from pagedattn.model.beams import BeamSearchParams
+from pagedattn.model.branching import can_fork
 from pagedattn.model.parallel_sampling import sample_in_parallel
 from pagedattn.viz.state import OwnerState, PoolState, State, capture
 
 LETTERS = string.ascii_lowercase
+SMALL = Config(num_layers=1, num_kv_heads=1, head_dim=1, num_blocks=2, max_seq_len=16)
 
 
 def add_branch_arguments(parser: ArgumentParser, count: Callable[[str], int]) -> None:
@@ -33,8 +36,11 @@ def add_branch_arguments(parser: ArgumentParser, count: Callable[[str], int]) ->
     add("--beams", type=count, metavar="N", help="beam search: the N best answers to each prompt")
 
 
-def check_branches(args: Namespace, num_prompts: int, params: SamplingParams) -> None:
-    """Raise ValueError for branches that go with no drawing, or not with the other options."""
+def check_branches(
+    stage: ModuleType, args: Namespace, num_prompts: int, params: SamplingParams
+) -> None:
+    """Raise ValueError for branches that go with no drawing, or not with the other options, a cache
+    that cannot fork among them."""
     num_answers = num_prompts * (args.samples or args.beams or 0)
     if num_answers > len(LETTERS):
         raise ValueError(f"{num_answers} answers; at most {len(LETTERS)} can be told apart")
@@ -45,6 +51,22 @@ def check_branches(args: Namespace, num_prompts: int, params: SamplingParams) ->
         )
     if args.beams and params != SamplingParams(seed=params.seed):
         raise ValueError("a beam search draws nothing: --beams goes with no option for sampling")
+    if num_answers and not _makes_caches_that_fork(stage):
+        options = {name: getattr(args, name) for name in ("stage", "impl", "bug")}
+        (given,) = (f"--{name} {value}" for name, value in options.items() if value is not None)
+        raise ValueError(
+            f"branches share blocks, which caches can from chapter 03 on; not that of {given}"
+        )
+
+
+def _makes_caches_that_fork(stage: ModuleType) -> bool:
+    """Whether the caches of a stage can fork, or else fail when they are made: the run will meet
+    that error and show where it comes from."""
+    try:
+        cache = stage.build_cache(SMALL)
+    except Exception:
+        return True
+    return can_fork(cache)
 
 
 def new_run(

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pagedattn import paged, sharing
-from pagedattn.cache import Config, OutOfBlocks
-from pagedattn.contiguous import kv_bytes_per_token
+from pagedattn.cache import OutOfBlocks
 from pagedattn.course.chapters import STAGES, find_root
 from pagedattn.course.implementations import Bug, load_bugs, load_stage, resolve_stage
 from pagedattn.course.tasks import unfinished_task
@@ -27,7 +26,7 @@ from pagedattn.demo.branches import (
     show_sharing,
 )
 from pagedattn.demo.failure import where_it_failed
-from pagedattn.demo.run import LABELS, Answer, Run, num_blocks_for, prepare
+from pagedattn.demo.run import LABELS, Answer, Run, config_for, num_blocks_for, prepare
 from pagedattn.demo.screen import (
     busy,
     show_answers,
@@ -43,11 +42,11 @@ from pagedattn.model import (
     Llama,
     SamplingParams,
     Tokenizer,
-    cache_config,
     default_model_path,
     load_model,
 )
 from pagedattn.model.guards import check_prompts
+from pagedattn.model.valid_text import check_text
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -91,7 +90,7 @@ def demo(
     """The demo, once the model is there."""
     answers = prepare(tokenizer, PROMPTS)
     num_blocks = num_blocks_for(answers, max_new_tokens, BLOCK_SIZE)
-    cache = paged.build_cache(_config(model, BLOCK_SIZE, num_blocks))
+    cache = paged.build_cache(config_for(model, BLOCK_SIZE, num_blocks))
     params = [SamplingParams() for _ in answers]
     run = Run(model, tokenizer, cache, answers, max_new_tokens, params)
     show_prompts(console, answers)
@@ -115,7 +114,7 @@ def _demo_sharing(console: Console, model: Llama, tokenizer: Tokenizer, options:
         "this: pagedattn/sharing.py\n"
     )
     num_blocks = num_blocks_for(requests * count, options.max_new_tokens, BLOCK_SIZE)
-    cache = sharing.build_cache(_config(model, BLOCK_SIZE, num_blocks))
+    cache = sharing.build_cache(config_for(model, BLOCK_SIZE, num_blocks))
     params = [SamplingParams(temperature=0.8, seed=0)]
     run = new_run(model, tokenizer, cache, requests, options, params)
     show_answers(console, run)
@@ -173,9 +172,10 @@ def run_generate(args: Namespace) -> int:
     prompts = args.prompt or PROMPTS
     if len(prompts) > len(LABELS):
         raise ValueError(f"{len(prompts)} prompts; at most {len(LABELS)} can be told apart")
-    if "" in prompts:
-        raise ValueError(f"prompt {LABELS[prompts.index('')]} is empty")
-    check_branches(args, len(prompts), _sampling_params(args, len(prompts))[0])
+    for label, prompt in zip(LABELS, prompts, strict=False):
+        if not check_text(prompt, f"prompt {label}"):
+            raise ValueError(f"prompt {label} is empty")
+    check_branches(stage, args, len(prompts), _sampling_params(args, len(prompts))[0])
     console = _new_console()
     return generate_on(stage, console, *_load(console, args.model), args)
 
@@ -190,11 +190,12 @@ def generate_on(
         args.max_new_tokens,
         vocab_size=model.config.vocab_size,
         max_seq_len=model.config.max_seq_len,
+        labels=LABELS,
     )
     num_answers = args.samples or args.beams or 1
     enough = num_blocks_for(answers * num_answers, args.max_new_tokens, args.block_size)
     num_blocks = args.num_blocks or enough
-    config = _config(model, args.block_size, num_blocks)
+    config = config_for(model, args.block_size, num_blocks)
     bug = load_bugs(find_root())[args.bug] if args.bug else None
     theirs = bool(bug or args.impl)
     if bug:
@@ -241,30 +242,6 @@ def _changes(console: Console, bug: Bug, run: Run, answers: list[Answer], args: 
             pass
     wanted = [answer.token_ids for answer in healthy.answers]
     return show_changes(console, run.tokenizer, run.answers, wanted)
-
-
-def _config(model: Llama, block_size: int, num_blocks: int) -> Config:
-    """The configuration of a cache for which there is memory. Raises ValueError where there is not:
-    a pool would make an object for each of its blocks before that showed."""
-    config = cache_config(model.config, block_size=block_size, num_blocks=num_blocks)
-    too_many = ValueError(
-        f"{num_blocks} blocks of {block_size} slots are more than this machine's memory holds"
-    )
-    num_bytes = (
-        num_blocks
-        * block_size
-        * kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
-    )
-    if num_bytes > torch.iinfo(torch.int64).max:
-        raise too_many
-    try:
-        torch.empty(num_bytes, dtype=torch.uint8, device=config.device)
-    except RuntimeError as error:  # on the CPU torch has no class of its own for this
-        out_of_memory = isinstance(error, torch.OutOfMemoryError)
-        if not out_of_memory and "can't allocate memory" not in str(error):
-            raise
-        raise too_many from error
-    return config
 
 
 def _load(console: Console, path: Path | None) -> tuple[Llama, Tokenizer]:

@@ -7,8 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pagedattn.cache import InvariantError, KVCache, OutOfBlocks
-from pagedattn.model import Llama, SamplingParams, Token, Tokenizer, generate
+import torch
+
+from pagedattn.cache import Config, InvariantError, KVCache, OutOfBlocks
+from pagedattn.contiguous import kv_bytes_per_token
+from pagedattn.model import Llama, SamplingParams, Token, Tokenizer, cache_config, generate
 from pagedattn.viz.state import PoolState, State, capture
 from pagedattn.viz.terminal import joined
 
@@ -142,3 +145,27 @@ def num_blocks_for(answers: Sequence[Answer], max_new_tokens: int, block_size: i
     """Blocks, block 0 among them, that hold all prompts with their longest answers."""
     lengths = (len(answer.prompt_ids) + max_new_tokens for answer in answers)
     return 1 + sum(-(-length // block_size) for length in lengths)
+
+
+def config_for(model: Llama, block_size: int, num_blocks: int) -> Config:
+    """The configuration of a cache for which there is memory. Raises ValueError where there is not:
+    a pool would make an object for each of its blocks before that showed."""
+    config = cache_config(model.config, block_size=block_size, num_blocks=num_blocks)
+    too_many = ValueError(
+        f"{num_blocks} blocks of {block_size} slots are more than this machine's memory holds"
+    )
+    num_bytes = (
+        num_blocks
+        * block_size
+        * kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
+    )
+    if num_bytes > torch.iinfo(torch.int64).max:
+        raise too_many
+    try:
+        torch.empty(num_bytes, dtype=torch.uint8, device=config.device)
+    except RuntimeError as error:  # on the CPU torch has no class of its own for this
+        out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        if not out_of_memory and "can't allocate memory" not in str(error):
+            raise
+        raise too_many from error
+    return config

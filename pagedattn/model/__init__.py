@@ -46,10 +46,13 @@ def load_model(path: str | Path | None = None) -> tuple[Llama, Tokenizer]:
     tensor or key, before anything of a wrong file is used.
     """
     path = default_model_path() if path is None else Path(path)
-    checkpoint = FolderCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
-    check_tensors(checkpoint)
-    tokenizer = checkpoint.tokenizer()
-    return read_model(checkpoint), tokenizer
+    try:
+        checkpoint = FolderCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+        check_tensors(checkpoint)
+        tokenizer = checkpoint.tokenizer()
+        return read_model(checkpoint), tokenizer
+    except OSError as reason:  # a name too long for the file system, a folder without permission
+        raise ModelFileError(f"{path}: {reason}") from reason
 
 
 def cache_config(model_config: ModelConfig, *, num_blocks: int, **options: Any) -> Config:

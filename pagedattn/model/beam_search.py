@@ -84,8 +84,9 @@ def beam_steps(
 
     Raises ValueError before anything changes: a cache that cannot fork, one that allows too few
     sequences, a width for which the vocabulary has too few tokens that do not end, an end token
-    outside it, prompts that ``generate`` would refuse. Later errors (OutOfBlocks, say) come out of
-    the iterator. However it ends, its sequences are freed; a batch that is open then is aborted.
+    outside it, a name that is taken, prompts that ``generate`` would refuse. Later errors
+    (OutOfBlocks, say) come out of the iterator. However it ends, its sequences are freed; a batch
+    that is open then is aborted.
     """
     sharing_cache, prompts = check_requests(model, cache, prompts, params.max_new_tokens)
     vocab_size = vocabulary(model, tokenizer)
@@ -98,7 +99,7 @@ def beam_steps(
         2 * params.width * len(prompts),
         f"two generations of {params.width} beams for each of {len(prompts)} prompts",
     )
-    searches = [BeamSearch(name, params) for name in request_names(names, len(prompts))]
+    searches = [BeamSearch(name, params) for name in request_names(names, cache, len(prompts))]
 
     def run() -> Iterator[BeamStep]:
         with freed_on_failure(sharing_cache) as running:

@@ -7,7 +7,6 @@ section 3.2; the length penalty and the rules of early stopping are those of ``t
 (generation/utils.py, ``_beam_search``), so that results can be compared.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -15,9 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pagedattn.model.sampling_params import finite_number, token_set
 from pagedattn.model.stopping import FinishReason
 from pagedattn.sharing import Heir
-from pagedattn.whole_number import whole_number
+from pagedattn.whole_number import at_least_1
 
 EarlyStopping = bool | Literal["never"]
 
@@ -47,31 +47,20 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         for name in ("width", "max_new_tokens"):
-            number = whole_number(getattr(self, name), name)
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
-            object.__setattr__(self, name, number)
-        ends = frozenset(whole_number(token, "an end token") for token in self.end_token_ids)
-        if ends and min(ends) < 0:
-            raise ValueError(f"an end token must be at least 0, got {min(ends)}")
-        object.__setattr__(self, "end_token_ids", ends)
+            object.__setattr__(self, name, at_least_1(getattr(self, name), name))
+        object.__setattr__(self, "end_token_ids", token_set(self.end_token_ids, "end_token_ids"))
         mode = self.early_stopping
         if not (mode is True or mode is False or mode == "never"):
             raise ValueError(f'early_stopping must be True, False or "never", got {mode!r}')
-        if not self._is_usable(self.length_penalty):
+        penalty = finite_number(self.length_penalty, "length_penalty")
+        object.__setattr__(self, "length_penalty", penalty)
+        try:
+            float(self.max_new_tokens) ** abs(penalty)
+        except OverflowError:
             raise ValueError(
                 f"length_penalty must be a finite number, and {self.max_new_tokens} to its power "
-                f"too, got {self.length_penalty!r}"
-            )
-
-    def _is_usable(self, length_penalty: object) -> bool:
-        if isinstance(length_penalty, bool) or not isinstance(length_penalty, int | float):
-            return False
-        try:
-            highest = float(self.max_new_tokens) ** abs(length_penalty)
-        except OverflowError:
-            return False
-        return math.isfinite(length_penalty) and math.isfinite(highest)
+                f"too, got {penalty}"
+            ) from None
 
     def score(self, total: float, length: int) -> float:
         """The score of ``length`` tokens whose log-probabilities add up to ``total``."""

@@ -4,6 +4,7 @@ The prompt is a sequence named after its request, "A". It is computed once; then
 its branches are "A.1", "A.2" and so on.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from string import ascii_uppercase
 from typing import cast
@@ -13,21 +14,44 @@ from torch import Tensor
 from pagedattn.cache import Batch, KVCache, SeqId
 from pagedattn.model.guards import check_cache, check_prompts
 from pagedattn.model.llama import Llama
+from pagedattn.model.sampling_params import listed
 from pagedattn.model.tokenizer import Tokenizer
 from pagedattn.sharing import PagedKVCache
 
+BRANCH = re.compile(r"(.*)\.[1-9][0-9]*", re.DOTALL)
 
-def request_names(names: Sequence[str] | None, count: int) -> list[str]:
+
+def request_names(names: Sequence[str] | None, cache: KVCache, count: int) -> list[str]:
     """The names of ``count`` requests: those given, or A, B, … Z, A1, B1 and so on.
 
-    Raises ValueError for another number of names, or for two that are equal.
+    Raises ValueError for another number of names, for two that are equal, and for one that is taken
+    or whose branches' names may be: in the cache, or by another request.
     """
     if names is None:
         rounds = (divmod(index, len(ascii_uppercase)) for index in range(count))
-        return [f"{ascii_uppercase[letter]}{number or ''}" for number, letter in rounds]
-    if len(names) != count or len(set(names)) != count:
-        raise ValueError(f"{count} prompts need as many different names, got {list(names)}")
-    return list(names)
+        names = [f"{ascii_uppercase[letter]}{number or ''}" for number, letter in rounds]
+    names = list(listed(names, "names"))
+    different = {name for name in names if isinstance(name, str)}
+    if not len(names) == len(different) == count:
+        raise ValueError(f"{count} prompts need as many different names, got {names}")
+    for name in names:
+        if (parent := _request_of(name)) in different:
+            raise ValueError(f"{name!r} is a name for branches of {parent!r}")
+    for seq_id in cache.seq_ids:
+        if seq_id in different or _request_of(seq_id) in different:
+            raise ValueError(f"sequence {seq_id!r} is in the cache already")
+    return names
+
+
+def _request_of(seq_id: SeqId) -> str | None:
+    """Whose branch a sequence is, if it is named like one."""
+    match = BRANCH.fullmatch(seq_id) if isinstance(seq_id, str) else None
+    return match and match[1]
+
+
+def can_fork(cache: KVCache) -> bool:
+    """Whether the cache has the verbs of chapter 03."""
+    return hasattr(cache, "fork") and hasattr(cache, "replace")
 
 
 def check_requests(
@@ -36,9 +60,9 @@ def check_requests(
     """The cache as one that can fork, and the prompts as lists of Python ints.
 
     Raises ValueError for a cache that cannot fork or was built for another model, and for prompts
-    that ``generate`` would refuse.
+    that ``generate`` would refuse. ``max_new_tokens`` is a Python int, checked before.
     """
-    if not (hasattr(cache, "fork") and hasattr(cache, "replace")):
+    if not can_fork(cache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         raise ValueError(f"branches share blocks, which caches can from chapter 03 on; not {kind}")
     check_cache(model, cache)

@@ -6,6 +6,7 @@ models/qwen3 (configuration_*.py), modeling_rope_utils.py.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -106,16 +107,20 @@ def _with_rope_scaling(file: JsonFile, config: ModelConfig) -> ModelConfig:
         raise file.error(f"rotary scaling: {reason}") from reason
 
 
-def _rope_key(file: JsonFile, name: str) -> str:
-    """Where the file says ``name``: as older files have it, or within rope_parameters.
-
-    Of two places the older one counts, as it does in transformers.
+def _rope_object(file: JsonFile) -> str:
+    """The key of the object with the rotary settings: rope_parameters or, in older files,
+    rope_scaling. Where both hold something the older one counts alone, as it does in transformers.
     """
-    older = {"rope_theta": "rope_theta", "rope_type": "rope_scaling.type"}
-    keys = [f"rope_scaling.{name}", f"rope_parameters.{name}"]
-    if name in older:
-        keys.insert(0, older[name])
-    return next((key for key in keys if file.has(key)), keys[-1])
+    file.value("rope_parameters", dict, {})  # no other type, even where it does not count
+    return "rope_scaling" if file.value("rope_scaling", dict, {}) else "rope_parameters"
+
+
+def _rope_key(file: JsonFile, name: str) -> str:
+    """Where the file says ``name``: in the object or, where that is silent, as older files may."""
+    place = _rope_object(file)
+    older = {"rope_theta": "rope_theta", "rope_type": f"{place}.type"}
+    key = f"{place}.{name}"
+    return key if file.has(key) else older.get(name, key)
 
 
 def _refuse_unknown_arithmetic(file: JsonFile) -> None:
@@ -125,6 +130,12 @@ def _refuse_unknown_arithmetic(file: JsonFile) -> None:
     file.require("hidden_act", "silu")
     for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
         file.require(key, False)
+    file.require("is_causal", True)
+    place = _rope_object(file)
+    settings: dict[str, Any] = file.value(place, dict, {})
+    for name, setting in settings.items():
+        if isinstance(setting, dict):
+            raise file.error(f"{place}.{name}: settings for some layers only are not supported")
     for key in ("partial_rotary_factor", _rope_key(file, "partial_rotary_factor")):
         file.require(key, 1.0)
     for kind in file.values("layer_types", str, []):

@@ -36,7 +36,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 
     config = JsonFile(folder / "tokenizer_config.json", optional=True)
     eos_token = _token(config, "eos_token")
-    eos_token_ids = _eos_token_ids(folder, vocab_size)
+    eos_token_ids = _eos_token_ids(folder, largest + 1)
     eos = fast.token_to_id(eos_token)
     if eos_token and eos is None:
         raise config.error(f"eos_token {eos_token!r} is not in the vocabulary")
@@ -65,7 +65,7 @@ def _eos_token_ids(folder: Path, vocab_size: int) -> list[int]:
     for token_id in ids:
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
             raise file.error(
-                f"eos_token_id is {token_id!r:.80}, the vocabulary has {vocab_size} tokens"
+                f"eos_token_id is {token_id!r:.80}, the tokenizer has {vocab_size} tokens"
             )
     return ids
 

@@ -8,10 +8,15 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pagedattn.cache import Batch, KVCache
-from pagedattn.model.guards import check_cache, check_prompts, freed_on_failure
+from pagedattn.model.guards import (
+    check_cache,
+    check_prompts,
+    check_sampling_params,
+    freed_on_failure,
+)
 from pagedattn.model.llama import Llama
 from pagedattn.model.sampling import Logprob, SamplingState, sample
-from pagedattn.model.sampling_params import SamplingParams
+from pagedattn.model.sampling_params import SamplingParams, listed
 from pagedattn.model.stopping import AnswerStream, FinishReason
 from pagedattn.model.tokenizer import TextStream, Tokenizer
 from pagedattn.whole_number import at_least_1
@@ -70,6 +75,7 @@ def generate(
     error or because the caller stops iterating, its sequences are freed; a batch that is open then
     is aborted.
     """
+    max_new_tokens = at_least_1(max_new_tokens, "max_new_tokens")
     prompts = check_prompts(
         prompts,
         max_new_tokens,
@@ -78,16 +84,11 @@ def generate(
     )
     if chunk_size is not None:
         chunk_size = at_least_1(chunk_size, "chunk_size")
-    params = (
-        [sampling_params] * len(prompts)
-        if isinstance(sampling_params, SamplingParams)
-        else list(sampling_params)
-    )
-    seq_ids = range(len(prompts)) if seq_ids is None else seq_ids
+    params = check_sampling_params(sampling_params, len(prompts))
+    seq_ids = range(len(prompts)) if seq_ids is None else listed(seq_ids, "seq_ids")
+    if len(seq_ids) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts, but {len(seq_ids)} seq_ids")
     check_cache(model, cache)
-    for name, given in (("sampling_params", params), ("seq_ids", seq_ids)):
-        if len(given) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts, but {len(given)} {name}")
     vocab_size = model.config.vocab_size
     if tokenizer is not None:
         params = [p.with_stop_token_ids(tokenizer.eos_token_ids) for p in params]
@@ -155,8 +156,7 @@ def complete(
     chunk_size: int | None = None,
 ) -> list[list[int]]:
     """The answers of ``generate`` as lists of tokens, in the order of the prompts."""
-    answers: list[list[int]] = [[] for _ in prompts]
-    for token in generate(
+    tokens = generate(
         model,
         cache,
         prompts,
@@ -164,7 +164,9 @@ def complete(
         sampling_params=sampling_params,
         tokenizer=tokenizer,
         chunk_size=chunk_size,
-    ):
+    )
+    answers: list[list[int]] = [[] for _ in prompts]
+    for token in tokens:
         answers[token.index].append(token.token_id)
     return answers
 

@@ -103,6 +103,7 @@ def _read_config(file: GGUFFile, arch: str) -> ModelConfig:
     file.require(f"{arch}.rope.scaling.factor", 1.0)
     file.require(f"{arch}.rope.scale_linear", 1.0)
     file.require(f"{arch}.attention.sliding_window", 0)
+    file.require(f"{arch}.attention.causal", True)
     file.require(f"{arch}.expert_count", 0)
     stated = file.value(f"{arch}.vocab_size", int, vocab_size)
     if stated != vocab_size:

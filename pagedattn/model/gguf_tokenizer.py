@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from pagedattn.model.gguf_file import GGUFFile
 from pagedattn.model.tokenizer import Tokenizer
 
-CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # values of tokenizer.ggml.token_type
 
 # Words of text: an ending such as 's, letters, digits, signs, ends of lines, spaces.
 WORDS = (
@@ -53,7 +53,9 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
     if model != "gpt2" or cut is None:
         raise file.error(f"tokenizer {model!r} with pre-tokenisation {pre!r} is not supported")
     tokens, types, merges = _read_vocabulary(file)
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    # Rows of the model that no token has: the file gives them names, but text has none.
+    vocab = {token: i for i, token in enumerate(tokens) if types[i] != UNUSED}
+    num_known = 1 + max(vocab.values(), default=-1)
     fast = FastTokenizer(BPE(vocab, merges, ignore_merges=pre == "llama-bpe"))
     fast.pre_tokenizer = cut
     if pre == "qwen2":
@@ -64,8 +66,8 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
     fast.add_tokens([AddedToken(t, normalized=False) for t in added])
 
     bos = _token_id(file, "tokenizer.ggml.bos_token_id", len(tokens))
-    eos = _token_id(file, "tokenizer.ggml.eos_token_id", len(tokens))
-    end_of_turn = _token_id(file, "tokenizer.ggml.eot_token_id", len(tokens))
+    eos = _token_id(file, "tokenizer.ggml.eos_token_id", num_known)
+    end_of_turn = _token_id(file, "tokenizer.ggml.eot_token_id", num_known)
     if file.value("tokenizer.ggml.add_bos_token", bool, pre == "llama-bpe"):
         if bos is None:
             raise file.error("tokenizer.ggml.bos_token_id is missing")
@@ -90,9 +92,10 @@ def _read_vocabulary(file: GGUFFile) -> tuple[list[str], list[int], list[Any]]:
     merges: list[Any] = [tuple(m.split(" ")) for m in file.values("tokenizer.ggml.merges", str)]
     if len(types) != len(tokens):
         raise file.error(f"tokenizer: {len(tokens)} tokens, but {len(types)} token types")
-    known = set(tokens)
-    if len(known) != len(tokens):
-        raise file.error(f"tokenizer: {len(tokens)} tokens, only {len(known)} different ones")
+    different = len(set(tokens))
+    if different != len(tokens):
+        raise file.error(f"tokenizer: {len(tokens)} tokens, only {different} different ones")
+    known = {token for token, kind in zip(tokens, types, strict=True) if kind != UNUSED}
     for pair in merges:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= known:
             raise file.error(f"tokenizer: merge {' '.join(pair)!r} is not of two known tokens")

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 
 from pagedattn.cache import KVCache, SeqId
 from pagedattn.model.llama import Llama
-from pagedattn.whole_number import at_least_1, whole_number
+from pagedattn.model.sampling_params import SamplingParams, listed
+from pagedattn.whole_number import whole_number
 
 
 def check_cache(model: Llama, cache: KVCache) -> None:
@@ -18,34 +20,56 @@ def check_cache(model: Llama, cache: KVCache) -> None:
 
 
 def check_prompts(
-    prompts: Sequence[Sequence[int]], max_new_tokens: int, *, vocab_size: int, max_seq_len: int
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    vocab_size: int,
+    max_seq_len: int,
+    labels: Sequence[str] | None = None,
 ) -> list[list[int]]:
     """The prompts as lists of Python ints, once ``generate`` can answer them.
 
-    Raises ValueError for a prompt that is empty, too long together with its answer, or holds
-    something else than tokens of the vocabulary.
+    ``max_new_tokens`` is a Python int, checked before: those of NumPy may be too narrow for sums.
+    ``labels``: what errors call the prompts (default: 0, 1, …). Raises ValueError for a prompt that
+    is empty, too long together with its answer, or holds something else than tokens of the
+    vocabulary.
     """
-    max_new_tokens = at_least_1(max_new_tokens, "max_new_tokens")
     checked = []
-    for index, prompt in enumerate(prompts):
+    for label, prompt in zip(labels or count(), listed(prompts, "prompts"), strict=False):
         try:
             tokens = list(prompt)
         except TypeError:
-            raise ValueError(f"prompt {index} is {prompt!r}; it must be a list of tokens") from None
+            raise ValueError(f"prompt {label} is {prompt!r}; it must be a list of tokens") from None
         if not tokens:
-            raise ValueError(f"prompt {index} is empty")
+            raise ValueError(f"prompt {label} is empty")
         if len(tokens) + max_new_tokens > max_seq_len:
             raise ValueError(
-                f"prompt {index} has {len(tokens)} tokens; with max_new_tokens {max_new_tokens} "
+                f"prompt {label} has {len(tokens)} tokens; with max_new_tokens {max_new_tokens} "
                 f"it would exceed max_seq_len {max_seq_len}"
             )
-        checked.append([whole_number(token, f"a token of prompt {index}") for token in tokens])
+        checked.append([whole_number(token, f"a token of prompt {label}") for token in tokens])
         for token_id in checked[-1]:
             if not 0 <= token_id < vocab_size:
                 raise ValueError(
-                    f"prompt {index} holds token {token_id}; the vocabulary has {vocab_size} tokens"
+                    f"prompt {label} holds token {token_id}; the vocabulary has {vocab_size} tokens"
                 )
     return checked
+
+
+def check_sampling_params(
+    given: SamplingParams | Sequence[SamplingParams], num_prompts: int
+) -> list[SamplingParams]:
+    """The sampling parameters of each prompt. Raises ValueError for another number of them, and for
+    something else."""
+    if isinstance(given, SamplingParams):
+        return [given] * num_prompts
+    params = list(listed(given, "sampling_params"))
+    if len(params) != num_prompts:
+        raise ValueError(f"{num_prompts} prompts, but {len(params)} sampling_params")
+    for each in params:
+        if not isinstance(each, SamplingParams):
+            raise ValueError(f"sampling_params must hold SamplingParams, got {each!r}")
+    return params
 
 
 @contextmanager

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from pagedattn.model.metadata import Metadata
+from pagedattn.model.valid_text import check_text
 
 
 class JsonFile(Metadata):
     """An opened JSON file. The key ``"a.b"`` is what stands under "b" in the object under "a".
 
     An ``optional`` file that does not exist says nothing. Raises ModelFileError when the file is
-    missing, or no JSON object.
+    missing, or no JSON object, and on looking up a string that is no valid text.
     """
 
     def __init__(self, path: Path, *, optional: bool = False) -> None:
@@ -33,4 +34,7 @@ class JsonFile(Metadata):
         found: Any = self._object
         for part in key.split("."):
             found = found.get(part) if isinstance(found, dict) else None
-        return found
+        try:
+            return check_text(found, key) if isinstance(found, str) else found
+        except ValueError as reason:
+            raise self.error(str(reason)) from reason

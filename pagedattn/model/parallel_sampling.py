@@ -20,7 +20,7 @@ from pagedattn.model.branching import (
     vocabulary,
 )
 from pagedattn.model.generate import GREEDY, Token
-from pagedattn.model.guards import freed_on_failure
+from pagedattn.model.guards import check_sampling_params, freed_on_failure
 from pagedattn.model.llama import Llama
 from pagedattn.model.sampling import Sampled, SamplingState
 from pagedattn.model.sampling import sample as choose
@@ -86,19 +86,14 @@ def sample_in_parallel(
     more than there are samples: ``max_num_seqs`` must allow num_samples for each prompt, and one.
 
     Raises ValueError before anything changes: a cache that cannot fork, one that allows too few
-    sequences, num_samples below 1, and whatever ``generate`` would refuse. Later errors
-    (OutOfBlocks, say) come out of the iterator. However it ends, its sequences are freed; a batch
-    that is open then is aborted.
+    sequences, num_samples below 1, a name that is taken, and whatever ``generate`` would refuse.
+    Later errors (OutOfBlocks, say) come out of the iterator. However it ends, its sequences are
+    freed; a batch that is open then is aborted.
     """
+    max_new_tokens = at_least_1(max_new_tokens, "max_new_tokens")
     sharing_cache, prompts = check_requests(model, cache, prompts, max_new_tokens)
     num_samples = at_least_1(num_samples, "num_samples")
-    params = (
-        [sampling_params] * len(prompts)
-        if isinstance(sampling_params, SamplingParams)
-        else list(sampling_params)
-    )
-    if len(params) != len(prompts):
-        raise ValueError(f"{len(prompts)} prompts, but {len(params)} sampling_params")
+    params = check_sampling_params(sampling_params, len(prompts))
     if tokenizer is not None:
         params = [p.with_stop_token_ids(tokenizer.eos_token_ids) for p in params]
     check_room(
@@ -107,7 +102,7 @@ def sample_in_parallel(
         f"{num_samples} samples of {len(prompts)} prompts, and a prompt that is forked,",
     )
     vocab_size = vocabulary(model, tokenizer)
-    names = request_names(names, len(prompts))
+    names = request_names(names, cache, len(prompts))
     samples = []
     for index, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
         for i in range(num_samples):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagedattn.model.penalties import adjust_scores
-from pagedattn.model.sampling_params import SamplingParams
+from pagedattn.model.sampling_params import SamplingParams, token_set
 from pagedattn.model.truncation import probabilities
 from pagedattn.whole_number import whole_number
 
@@ -24,13 +24,13 @@ class SamplingState:
     It belongs to the request and not to the cache. A request that is preempted and computed again
     keeps it, so its penalties still tell prompt from answer and its next draw is the next one.
     ``output_token_ids`` is the answer so far; ``sample`` appends to it, and nobody else.
+
+    Raises ValueError for a token of the prompt that is not whole, negative or too large.
     """
 
     def __init__(self, params: SamplingParams, prompt_token_ids: Iterable[int]) -> None:
         self.params = params
-        self.prompt_token_ids = frozenset(
-            whole_number(token_id, "a token of the prompt") for token_id in prompt_token_ids
-        )
+        self.prompt_token_ids = token_set(prompt_token_ids, "the prompt")
         self.output_token_ids: list[int] = []
         # Python's generator gives the same numbers for a seed on every platform and device.
         self._random = Random(params.seed)
@@ -71,9 +71,10 @@ def sample(
     draws one number from its own generator, so neither its neighbours nor its place in the batch
     change its tokens.
 
-    Raises ValueError, before any state changes, for logits of another shape, and naming the row
-    when its greatest score is not a finite number: something that was never computed has reached
-    the model's output, or no token is left to choose.
+    Raises ValueError, before any state changes, for logits of another shape, for a ``vocab_size``
+    that is not whole or not among their columns, and naming the row when its greatest score is not
+    a finite number: something that was never computed has reached the model's output, or no token
+    is left to choose.
     """
     scores = _real_columns(logits, len(states), vocab_size)
     _check_finite(scores)
@@ -97,6 +98,7 @@ def _real_columns(logits: Tensor, num_seqs: int, vocab_size: int | None) -> Tens
         raise ValueError(f"logits must be [{num_seqs}, vocab_size], got {list(logits.shape)}")
     if vocab_size is None:
         vocab_size = logits.shape[1]
+    vocab_size = whole_number(vocab_size, "vocab_size")
     if not 1 <= vocab_size <= logits.shape[1]:
         raise ValueError(
             f"vocab_size must be between 1 and the {logits.shape[1]} columns, got {vocab_size}"

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any, SupportsFloat
 
 import numpy as np
+import torch
 
 from pagedattn.whole_number import whole_number
 
 GREEDY_BELOW = 1e-5
+LEAST_REPETITION_PENALTY, GREATEST_REPETITION_PENALTY = 1e-3, 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +28,16 @@ class SamplingParams:
       is kept. 1 is off.
     - ``min_p``: only tokens at least this probable relative to the likeliest. 0 is off.
     - ``repetition_penalty``: for tokens in the prompt or the answer, positive scores are divided by
-      it and others multiplied. 1 is off.
+      it and others multiplied. 1 is off. vLLM and ``transformers`` take any number above 0, and in
+      practice it is between 1 and 2. Here it is at least 0.001 and at most 1000: scores are float32
+      numbers, which cannot hold every product with a number far outside.
     - ``frequency_penalty``, ``presence_penalty``: subtracted from a token's score for each time,
       and once if at all, that it stands in the answer. The prompt does not count. 0 is off.
     - ``seed``: equal seeds and equal scores give equal tokens, whatever runs beside. Without one
       every sequence draws differently; 0 is a seed like any other.
     - ``min_tokens``: none of the first so many tokens ends the answer.
     - ``stop``: texts that end the answer, which is cut before them. One string stands for itself.
-    - ``stop_token_ids``: tokens that end the answer.
+    - ``stop_token_ids``: tokens that end the answer, each below 2**63.
     - ``logprobs``: report the log-probability of the chosen token and of so many of the likeliest.
       None: of none.
 
@@ -55,7 +59,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
-            name: _number(name, getattr(self, name))
+            name: finite_number(getattr(self, name), name)
             for name in (
                 "temperature",
                 "top_p",
@@ -70,7 +74,7 @@ class SamplingParams:
             optional = name in ("seed", "logprobs") and value is None
             checked[name] = None if optional else whole_number(value, name)
         checked["stop"] = _strings(self.stop)
-        checked["stop_token_ids"] = _tokens(self.stop_token_ids)
+        checked["stop_token_ids"] = tuple(sorted(token_set(self.stop_token_ids, "stop_token_ids")))
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -78,7 +82,9 @@ class SamplingParams:
         self._require(self.top_k >= -1, "top_k", "at least 1, or 0 or -1 to be off")
         self._require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         self._require(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
-        self._require(self.repetition_penalty > 0, "repetition_penalty", "finite and above 0")
+        least, greatest = LEAST_REPETITION_PENALTY, GREATEST_REPETITION_PENALTY
+        allowed = least <= self.repetition_penalty <= greatest
+        self._require(allowed, "repetition_penalty", f"between {least:g} and {greatest:g}")
         for name in ("frequency_penalty", "presence_penalty"):
             self._require(-2 <= getattr(self, name) <= 2, name, "between -2 and 2")
         self._require(self.min_tokens >= 0, "min_tokens", "at least 0")
@@ -117,9 +123,16 @@ class SamplingParams:
         return replace(self, stop_token_ids=(*self.stop_token_ids, *token_ids))
 
 
-def _number(name: str, value: Any) -> float:
+def finite_number(value: Any, name: str) -> float:
+    """The Python float that ``value`` is: one of NumPy, and a tensor without dimensions, count too.
+
+    Raises ValueError, naming ``name`` and the value, for anything else; True and False are answers
+    to a question, no numbers.
+    """
     wrong = ValueError(f"{name} must be a finite number, got {value!r}")
-    if not isinstance(value, SupportsFloat) or isinstance(value, bool):
+    is_bool = isinstance(value, bool) or getattr(value, "dtype", None) in (np.bool_, torch.bool)
+    is_array = bool(getattr(value, "shape", ()))
+    if is_bool or is_array or not isinstance(value, SupportsFloat):
         raise wrong
     try:
         number = float(value)
@@ -130,24 +143,29 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
+def token_set(token_ids: Any, name: str) -> frozenset[int]:
+    """Tokens, each once, as Python ints. Raises ValueError, naming ``name``, for what is no list or
+    holds a number that is not whole, negative or too large for a tensor."""
+    tokens = [whole_number(token_id, f"a token of {name}") for token_id in listed(token_ids, name)]
+    for token_id in tokens:
+        if not 0 <= token_id < 2**63:
+            raise ValueError(
+                f"a token of {name} must be at least 0 and below 2**63, got {token_id}"
+            )
+    return frozenset(tokens)
+
+
+def listed(values: Any, name: str) -> tuple[Any, ...]:
+    """What ``values`` holds. Raises ValueError, naming ``name``, for a single thing."""
+    try:
+        return tuple(values)
+    except TypeError:
+        raise ValueError(f"{name} must be a list, got {values!r}") from None
+
+
 def _strings(stop: Any) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else _listed(stop, "stop")
+    strings = (stop,) if isinstance(stop, str) else listed(stop, "stop")
     for string in strings:
         if not isinstance(string, str) or not string:
             raise ValueError(f"stop must hold strings of at least one character, got {string!r}")
     return strings
-
-
-def _tokens(token_ids: Any) -> tuple[int, ...]:
-    tokens = set()
-    for token_id in _listed(token_ids, "stop_token_ids"):
-        tokens.add(whole_number(token_id, "a token of stop_token_ids"))
-    if tokens and min(tokens) < 0:
-        raise ValueError(f"stop_token_ids must be at least 0, got {min(tokens)}")
-    return tuple(sorted(tokens))
-
-
-def _listed(values: Any, name: str) -> tuple[Any, ...]:
-    if not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a list, got {values!r}")
-    return tuple(values)

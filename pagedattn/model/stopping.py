@@ -11,6 +11,7 @@ from typing import Literal
 
 from pagedattn.model.sampling_params import SamplingParams
 from pagedattn.model.tokenizer import TextStream
+from pagedattn.whole_number import at_least_1
 
 FinishReason = Literal["stop", "length"]
 
@@ -91,10 +92,12 @@ class AnswerStream:
     End tokens are recognised by their number, shown or not; the text holds neither the end token
     nor the stop string. Without ``text`` it is empty, and ``params.stop`` must be too.
 
-    Raises ValueError for stop strings without text, and for ``min_tokens`` above ``max_tokens``.
+    Raises ValueError for stop strings without text, for ``max_tokens`` that is not whole or below
+    1, and for ``min_tokens`` above it.
     """
 
     def __init__(self, params: SamplingParams, max_tokens: int, text: TextStream | None) -> None:
+        max_tokens = at_least_1(max_tokens, "max_tokens")
         if params.stop and text is None:
             raise ValueError(f"stop strings {list(params.stop)} need a tokenizer")
         if params.min_tokens > max_tokens:

@@ -17,6 +17,8 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
+from pagedattn.model.valid_text import check_text
+
 
 def _byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte in a byte-level vocabulary.
@@ -35,8 +37,9 @@ class Tokenizer:
     """A byte-level BPE vocabulary with its special tokens and its chat template.
 
     ``fast`` encodes; its post-processor adds what stands before a text. ``vocab_size`` is the
-    model's, which may be larger than the vocabulary. ``eos_token_ids`` are the tokens that end an
-    answer; ``bos_token`` and ``eos_token`` are names for the chat template.
+    model's, often rounded up: the tokens from ``len(tokenizer)`` on are only padding, and no text
+    belongs to them. ``eos_token_ids`` are the tokens that end an answer; ``bos_token`` and
+    ``eos_token`` are names for the chat template.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class Tokenizer:
     ) -> None:
         self._fast = fast
         self._tokens = [""] * vocab_size
-        for token, token_id in fast.get_vocab(with_added_tokens=True).items():
+        known = fast.get_vocab(with_added_tokens=True)
+        for token, token_id in known.items():
             self._tokens[token_id] = token
+        self._num_known = 1 + max(known.values(), default=-1)
         added = fast.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._whole_ids = frozenset(added)
@@ -62,16 +67,17 @@ class Tokenizer:
         self.chat_template = chat_template
 
     def __len__(self) -> int:
-        """The size of the model's vocabulary."""
-        return len(self._tokens)
+        """The size of the vocabulary, up to the last token that is known."""
+        return self._num_known
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text. Names of special tokens in the text become those tokens.
 
         A byte that the vocabulary has no token for is left out; the default model's lacks some
-        control characters and bytes that begin no assigned character.
+        control characters and bytes that begin no assigned character. Raises ValueError for what
+        is no valid text.
         """
-        return self._fast.encode(text).ids
+        return self._fast.encode(check_text(text, "the text")).ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens of a conversation, up to where the assistant's answer begins.
@@ -79,19 +85,23 @@ class Tokenizer:
         ``messages`` are mappings with ``role`` and ``content``. Raises ValueError as
         ``render_chat`` does.
         """
-        return self._fast.encode(self.render_chat(messages), add_special_tokens=False).ids
+        text = check_text(self.render_chat(messages), "the text of the chat")
+        return self._fast.encode(text, add_special_tokens=False).ids
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation as one text, by the model's chat template.
 
         The template comes with the model and is a program: it runs sandboxed. Raises ValueError
-        when there is no template, or the template refuses the messages.
+        when there is no template, a message is no valid text, or the template fails or refuses the
+        messages.
         """
         if not self.chat_template:
             raise ValueError("the model has no chat template")
         for message in messages:
             if not {"role", "content"} <= message.keys():
                 raise ValueError(f"a message needs role and content, got {dict(message)!r}")
+            for key in ("role", "content"):
+                check_text(message[key], f"the {key} of a message")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         names = self._names | {
             "raise_exception": _refuse,
@@ -100,7 +110,7 @@ class Tokenizer:
         try:
             template = environment.from_string(self.chat_template)
             return template.render(messages=messages, add_generation_prompt=True, **names)
-        except TemplateError as reason:
+        except Exception as reason:  # a program may fail with anything
             raise ValueError(f"the chat template fails on these messages: {reason}") from reason
 
     def token_bytes(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:

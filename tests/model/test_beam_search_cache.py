@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -151,8 +152,11 @@ WRONG_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"early_stopping": "Never"}, "early_stopping .* got 'Never'"),
     ({"early_stopping": 1}, "early_stopping .* got 1"),
     ({"early_stopping": None}, "early_stopping .* got None"),
-    ({"end_token_ids": [-1]}, "an end token must be at least 0, got -1"),
-    ({"end_token_ids": ["a"]}, "an end token is 'a'"),
+    ({"length_penalty": True}, "length_penalty .* got True"),
+    ({"length_penalty": np.array([1.0])}, "length_penalty .* got array"),
+    ({"end_token_ids": [-1]}, "a token of end_token_ids must be .* got -1"),
+    ({"end_token_ids": ["a"]}, "a token of end_token_ids is 'a'"),
+    ({"end_token_ids": 5}, "end_token_ids must be a list, got 5"),
 ]
 
 
@@ -160,6 +164,13 @@ WRONG_PARAMS: list[tuple[dict[str, Any], str]] = [
 def test_wrong_params(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         BeamSearchParams(**{"width": 2, "max_new_tokens": 5} | wrong)
+
+
+def test_a_length_penalty_of_another_library() -> None:
+    penalty: Any = np.float32(0.5)
+    params = BeamSearchParams(width=2, max_new_tokens=5, length_penalty=penalty)
+    assert params == BeamSearchParams(width=2, max_new_tokens=5, length_penalty=0.5)
+    assert type(params.length_penalty) is float
 
 
 @pytest.mark.parametrize(
@@ -172,6 +183,7 @@ def test_wrong_params(wrong: dict[str, Any], words: str) -> None:
         ({"max_new_tokens": 63}, [[1, 2]], {}, "max_seq_len 64"),
         ({}, [[1], [2]], {"names": ["A"]}, "2 prompts need as many different names"),
         ({}, [[1], [2]], {"names": ["A", "A"]}, "2 prompts need as many different names"),
+        ({}, [[1], [2]], {"names": ["A", "A.9"]}, "'A.9' is a name for branches of 'A'"),
         ({"width": 3}, [[1], [2]], {}, "max_num_seqs is 8, and 0 .* two generations .* need 12"),
     ],
 )
@@ -259,12 +271,12 @@ def test_a_model_that_fails_while_a_batch_is_open(
 def test_another_sequence_of_that_name_is_left_alone(
     table_model: Any, sharing_cache_for: Any
 ) -> None:
-    """A.3 is in the cache already: the second step is refused, and A.3 stays."""
+    """A.3 is in the cache already, which the second step would need: refused at the call."""
     model: Any = table_model(torch.ones(1, 6, 6))
     cache = sharing_cache_for(model)
     cache.add("A.3", [1, 2])
     with pytest.raises(ValueError, match=r"'A\.3' is in the cache already"):
-        beam_search(model, cache, [[1]], BeamSearchParams(width=2, max_new_tokens=5))
+        beam_steps(model, cache, [[1]], BeamSearchParams(width=2, max_new_tokens=5))
     assert cache.seq_ids == ["A.3"]
     cache.check_invariants()
 

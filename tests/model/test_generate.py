@@ -1,5 +1,6 @@
 """Many prompts in one batch: the tokens, the order of the steps, and what is refused."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,11 @@ def test_no_prompts(model: Llama, cache: KVCache) -> None:
         ([[1]], {"sampling_params": SamplingParams(stop="x")}, "'x'.* need a tokenizer"),
         ([[1]], {"sampling_params": SamplingParams(min_tokens=6)}, "min_tokens is 6, .* most 5"),
         ([[1]], {"seq_ids": "AB"}, "1 prompts, but 2 seq_ids"),
+        ([[1]], {"seq_ids": 5}, "seq_ids must be a list, got 5"),
+        (5, {}, "prompts must be a list, got 5"),
+        (None, {}, "prompts must be a list, got None"),
+        ([[1]], {"sampling_params": None}, "sampling_params must be a list, got None"),
+        ([[1]], {"sampling_params": [None]}, "sampling_params must hold .*, got None"),
     ],
 )
 def test_bad_input(
@@ -149,6 +155,11 @@ def test_bad_input(
         generate(model, cache, prompts, **{"max_new_tokens": 5} | options)
 
 
+def test_prompts_that_are_no_list(model: Llama, cache: KVCache) -> None:
+    with pytest.raises(ValueError, match="prompts must be a list, got 5"):
+        complete(model, cache, 5, max_new_tokens=5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("library", [np.array, torch.tensor])
 def test_arrays_of_whole_numbers(model: Llama, cache: KVCache, library: Any) -> None:
     lists = [[0], [3]]
@@ -157,6 +168,18 @@ def test_arrays_of_whole_numbers(model: Llama, cache: KVCache, library: Any) -> 
     for prompts in (library(lists), [library(tokens) for tokens in lists]):
         answers = complete(model, cache, prompts, max_new_tokens=number, chunk_size=number)
         assert answers == expected
+
+
+def test_a_narrow_integer_as_the_length(model: Llama) -> None:
+    """200 + 100 is 44 in 8 bits, which a prompt of 200 tokens exceeds."""
+    config = dataclasses.replace(model.config, max_seq_len=300)
+    torch.manual_seed(5)
+    long_model = Llama(config)
+    for parameter in long_model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    cache = paged.build_cache(cache_config(config, num_blocks=20))
+    (answer,) = complete(long_model, cache, [[1] * 200], max_new_tokens=np.uint8(100))  # type: ignore[arg-type]
+    assert len(answer) == 100
 
 
 def test_cache_of_another_model(model: Llama) -> None:

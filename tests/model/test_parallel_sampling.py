@@ -1,10 +1,13 @@
 """Parallel sampling: every sample is the answer that its prompt gets alone, with its own seed, on a
 cache of chapter 02, where each sample owns a full copy of the prompt."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from pagedattn import contiguous, paged
 from pagedattn.cache import Batch, KVCache, OutOfBlocks
@@ -184,6 +187,12 @@ def test_one_token_needs_no_second_step(samples: Any, model: Llama) -> None:
         ([[64]], {}, "token 64; the vocabulary has 64"),
         ([[1], [2]], {"sampling_params": [HOT]}, "2 prompts, but 1 sampling_params"),
         ([[1], [2]], {"names": ["A", "A"]}, "2 prompts need as many different names"),
+        ([[1], [2]], {"names": ["A", "A.1"]}, "'A.1' is a name for branches of 'A'"),
+        ([[1], [2]], {"names": ["A.12", "A"]}, "'A.12' is a name for branches of 'A'"),
+        ([[1]], {"names": 5}, "names must be a list, got 5"),
+        ([[1]], {"names": [5]}, r"1 prompts need as many different names, got \[5\]"),
+        ([[1]], {"sampling_params": None}, "sampling_params must be a list, got None"),
+        (None, {}, "prompts must be a list, got None"),
         ([[1], [2]], {"num_samples": 4}, "max_num_seqs is 8, and 0 .* need 9"),
         ([[1]], {"sampling_params": SamplingParams(stop="x")}, "need a tokenizer"),
     ],
@@ -202,6 +211,41 @@ def test_wrong_input_changes_nothing(
             model, cache, prompts, **{"num_samples": 2, "max_new_tokens": 5} | options
         )
     assert_untouched(cache)
+
+
+@pytest.mark.parametrize("taken", ["B", "A.2"])
+def test_names_that_are_in_the_cache(model: Llama, taken: str, sharing_cache_for: Any) -> None:
+    cache = sharing_cache_for(model)
+    cache.add(taken, [1, 2])
+    with pytest.raises(ValueError, match=f"'{taken}' is in the cache already"):
+        sample_in_parallel(model, cache, [[1], [2]], num_samples=2, max_new_tokens=2)
+    assert cache.seq_ids == [taken]
+
+
+def test_names_with_dots_that_are_no_branches(model: Llama, sharing_cache_for: Any) -> None:
+    cache = sharing_cache_for(model)
+    cache.add("A.x", [1, 2])
+    cache.add(7, [1, 2])
+    names = ["A", "A.", "A.b", "A.01", "B.1", ".1"]
+    tokens = sample_in_parallel(
+        model, cache, [[1]] * 6, num_samples=2, max_new_tokens=2, names=names
+    )
+    assert len(list(tokens)) == 24
+    assert cache.seq_ids == ["A.x", 7]
+
+
+def test_a_narrow_integer_as_the_length(model: Llama, sharing_cache_for: Any) -> None:
+    """200 + 100 is 44 in 8 bits, which a prompt of 200 tokens exceeds."""
+    torch.manual_seed(5)
+    long_model = Llama(dataclasses.replace(model.config, max_seq_len=300))
+    for parameter in long_model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    cache = sharing_cache_for(long_model, num_blocks=200)
+    length: Any = np.uint8(100)
+    tokens = sample_in_parallel(
+        long_model, cache, [[1] * 200], num_samples=1, max_new_tokens=length
+    )
+    assert len(list(tokens)) == 100
 
 
 def test_the_limit_that_the_error_names_is_enough(model: Llama, sharing_cache_for: Any) -> None:

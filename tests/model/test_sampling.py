@@ -2,13 +2,11 @@
 
 import math
 import random
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -251,57 +249,5 @@ def test_ranks_of_equal_scores() -> None:
     assert chosen.logprob == chosen.top_logprobs[0]
 
 
-@pytest.mark.parametrize("shape", [(2, 0), (5,), (1, 5), (3, 5), (1, 2, 5), ()])
-def test_logits_of_another_shape(shape: tuple[int, ...]) -> None:
-    two = states(SamplingParams(), seeded(0))
-    with pytest.raises(ValueError, match=re.escape(f"[2, vocab_size], got {list(shape)}")):
-        sample(torch.ones(shape), two)
-
-
-@pytest.mark.parametrize("vocab_size", [0, -1, 6])
-def test_wrong_vocab_size(vocab_size: int) -> None:
-    with pytest.raises(ValueError, match=f"between 1 and the 5 columns, got {vocab_size}"):
-        sample(torch.ones(1, 5), states(SamplingParams()), vocab_size=vocab_size)
-
-
 def test_no_sequences() -> None:
     assert sample(torch.ones(0, 5), []) == []
-
-
-@pytest.mark.parametrize("params", [SamplingParams(), seeded(4, top_p=0.9, frequency_penalty=1)])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_scores_that_were_never_computed(params: SamplingParams, bad: float) -> None:
-    """The row is named, and nobody's state has moved: the next step is as if this had not been."""
-    logits = random_logits(rows=3)
-    wrong = logits.clone()
-    wrong[1, 7 if bad != -math.inf else slice(None)] = bad
-    three, undisturbed = (states(seeded(1), params, seeded(2)) for _ in range(2))
-    with pytest.raises(ValueError, match=f"row 1: the greatest of its scores is {bad}"):
-        sample(wrong, three)
-    assert [s.output_token_ids for s in three] == [[], [], []]
-    for _ in range(10):
-        assert sample(logits, three) == sample(logits, undisturbed)
-
-
-def test_no_token_is_left() -> None:
-    """All that has a chance is an end token, and the answer is too short for it."""
-    logits = torch.tensor([[0.0, 1.0], [-math.inf, 1.0]])
-    two = states(seeded(1), SamplingParams(min_tokens=1, stop_token_ids=[1]))
-    with pytest.raises(ValueError, match="row 1: the greatest of its scores is -inf"):
-        sample(logits, two)
-    assert two[0].output_token_ids == []
-
-
-def test_a_nan_under_a_held_back_token_is_noticed() -> None:
-    logits = torch.tensor([[0.0, math.nan]])
-    with pytest.raises(ValueError, match=r"row 0: .* nan"):
-        sample(logits, states(SamplingParams(min_tokens=1, stop_token_ids=[1])))
-
-
-def test_prompts_of_other_libraries() -> None:
-    logits = torch.tensor([[2.0, 1.5]])
-    params = SamplingParams(repetition_penalty=2.0)
-    for prompt in ([0], np.array([0]), torch.tensor([0])):
-        assert sample(logits, [SamplingState(params, prompt)]) == [Sampled(1)]
-    with pytest.raises(ValueError, match=r"a token of the prompt is 0\.5"):
-        SamplingState(params, [0.5])  # type: ignore[list-item]

@@ -1,6 +1,7 @@
 """What a request may ask of the sampler, and what is refused."""
 
 import math
+import re
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -20,7 +21,7 @@ NAN, INF = math.nan, math.inf
         ("top_k", [-2, -(10**30)], "at least 1, or 0 or -1"),
         ("top_p", [0.0, -0.5, 1.0001], "above 0 and at most 1"),
         ("min_p", [-0.01, 1.01], "between 0 and 1"),
-        ("repetition_penalty", [0.0, -1.5], "above 0"),
+        ("repetition_penalty", [0.0, -1.5, 1e-50, 9e-4, 1001.0, 1e308], "between 0.001 and 1000"),
         ("frequency_penalty", [-2.01, 2.01], "between -2 and 2"),
         ("presence_penalty", [-2.01, 2.01], "between -2 and 2"),
         ("min_tokens", [-1], "at least 0"),
@@ -36,7 +37,7 @@ def test_outside_the_limits(name: str, values: list[Any], limits: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["top_k", "min_tokens", "seed", "logprobs"])
-@pytest.mark.parametrize("value", [1.5, 3.0, True, "3", NAN, torch.tensor(True)])
+@pytest.mark.parametrize("value", [1.5, 3.0, True, np.True_, "3", NAN, torch.tensor(True)])
 def test_not_a_whole_number(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name} is .* must be a whole number"):
         SamplingParams(**{name: value})
@@ -53,9 +54,18 @@ def test_not_a_whole_number(name: str, value: Any) -> None:
         "presence_penalty",
     ],
 )
-@pytest.mark.parametrize("value", [NAN, INF, -INF, "0.5", None, True, 10**400])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(NAN, INF, -INF, "0.5", None, True, 10**400),
+        *(np.True_, np.array(True), torch.tensor(True)),
+        *(np.array([1.0]), np.array([0.2, 0.3]), torch.tensor([1.0])),
+    ],
+)
 def test_not_a_finite_number(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{name} must be a finite number, got {value!r}"):
+    with pytest.raises(
+        ValueError, match=re.escape(f"{name} must be a finite number, got {value!r}")
+    ):
         SamplingParams(**{name: value})
 
 
@@ -67,7 +77,9 @@ def test_not_a_finite_number(name: str, value: Any) -> None:
         ({"stop": [7]}, "stop must hold strings .* got 7"),
         ({"stop": None}, "stop must be a list, got None"),
         ({"stop_token_ids": 7}, "stop_token_ids must be a list, got 7"),
-        ({"stop_token_ids": [3, -1]}, "stop_token_ids must be at least 0, got -1"),
+        ({"stop_token_ids": [3, -1]}, "a token of stop_token_ids must be at least 0 .* got -1"),
+        ({"stop_token_ids": [2**63]}, rf"below 2\*\*63, got {2**63}"),
+        ({"stop_token_ids": np.array(7)}, r"stop_token_ids must be a list, got array\(7\)"),
         ({"stop_token_ids": ["7"]}, "a token of stop_token_ids is '7'"),
         ({"stop_token_ids": "7"}, "a token of stop_token_ids is '7'"),
     ],
@@ -82,8 +94,9 @@ def test_the_limits_themselves_are_allowed() -> None:
         {"temperature": 0, "top_k": -1, "top_p": 5e-324, "min_p": 0, "min_tokens": 0, "seed": 0},
         {"temperature": 1e308, "top_k": 10**6, "top_p": 1, "min_p": 1, "seed": 2**64 - 1},
         {"repetition_penalty": 1e-3, "frequency_penalty": -2, "presence_penalty": 2, "logprobs": 0},
+        {"repetition_penalty": 1e3, "stop_token_ids": (0, 2**63 - 1)},
     ):
-        params = SamplingParams(**given)  # type: ignore[arg-type]
+        params = SamplingParams(**given)
         assert {name: getattr(params, name) for name in given} == given
 
 

@@ -201,3 +201,12 @@ def test_without_text() -> None:
 def test_refused(params: SamplingParams, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         AnswerStream(params, 9, None)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "words"),
+    [(0, "max_tokens must be at least 1, got 0"), (1.5, "max_tokens is 1.5; .* whole number")],
+)
+def test_a_length_that_no_answer_has(max_tokens: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        AnswerStream(SamplingParams(), max_tokens, None)

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.decoders import ByteLevel
 
+from pagedattn.cli import main
+from pagedattn.demo import commands
 from pagedattn.model import Llama, TextStream, Tokenizer, default_model_path
 from pagedattn.model.gguf_file import GGUFFile
 from pagedattn.model.gguf_tokenizer import pre_tokenizer
@@ -57,6 +59,33 @@ def test_words_of_llama3() -> None:
     assert pre is not None
     words = [word for word, _ in pre.pre_tokenize_str("It's 12345\n\n(now)")]
     assert words == ["It", "'s", "Ġ", "123", "45", "ĊĊ", "(now", ")"]
+
+
+NO_TEXTS = ["\udcff", "a\ud83d", b"bytes", 7, None, ["a"]]
+
+
+@pytest.mark.parametrize("text", NO_TEXTS)
+def test_no_text(tokenizer: Tokenizer, text: Any) -> None:
+    """A wrong byte of a command line comes as a lone surrogate, half of a character in UTF-16."""
+    words = "no valid text" if isinstance(text, str) else "expected a text"
+    with pytest.raises(ValueError, match=f"the text is .*{words}"):
+        tokenizer.encode(text)
+    for key in ("role", "content"):
+        message = {"role": "user", "content": "Hi", key: text}
+        with pytest.raises(ValueError, match=f"the {key} of a message is .*{words}"):
+            tokenizer.encode_chat([message])
+
+
+def test_prompt_of_wrong_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, before a model is loaded."""
+    monkeypatch.delattr(commands, "load_model")
+    assert main(["generate", "--prompt", "fine", "--prompt", "\udcff"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "prompt B is no valid text" in said.err
+    assert said.err.count("\n") == 1
 
 
 @given(text=TEXTS)
@@ -109,6 +138,12 @@ def test_chat_template(tokenizer: Tokenizer) -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages.append(1) }}", "chat template fails"),
         ("{{ messages.__class__.__base__.__subclasses__() }}", "chat template fails"),
+        ("{{ 1 / 0 }}", "chat template fails on these messages: division by zero"),
+        ("{{ 1 + 'a' }}", "chat template fails"),
+        ("{{ range(10 ** 9) }}", "chat template fails"),
+        ("{{ 10.0 ** 999 }}", "chat template fails"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "chat template fails"),
+        ("{{ " + "(" * 3000, "chat template fails"),
     ],
 )
 def test_bad_templates(
@@ -117,6 +152,12 @@ def test_bad_templates(
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(ValueError, match=words):
         tokenizer.render_chat(CHAT)
+
+
+def test_template_that_makes_no_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", r"{{ '\ud800' }}")
+    with pytest.raises(ValueError, match="the text of the chat is no valid text"):
+        tokenizer.encode_chat(CHAT)
 
 
 def test_bad_message(tokenizer: Tokenizer) -> None:

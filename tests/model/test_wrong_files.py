@@ -35,6 +35,7 @@ PARTS = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output"]
 PARTS += ["ffn_norm", "ffn_gate", "ffn_up", "ffn_down"]
 EVERY_NAME = ["token_embd.weight", "output_norm.weight", "output.weight"]
 EVERY_NAME += [f"blk.{layer}.{part}.weight" for layer in (0, 1) for part in PARTS]
+LAST_UNUSED = [1] * 97 + [5]
 TOKENS = [chr(code) for code in range(33, 131)]  # as many as the file has
 
 
@@ -134,6 +135,7 @@ class TestWrongFiles:
             ({"llama.attention.value_length": 8}, "llama.attention.value_length"),
             ({"llama.rope.dimension_count": 2}, "llama.rope.dimension_count"),
             ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window = 8"),
+            ({"llama.attention.causal": False}, "llama.attention.causal = False"),
             ({"llama.rope.scaling.type": "linear"}, "scaling.type = 'linear' is not supported"),
             ({"llama.rope.scaling.factor": 2.0}, "llama.rope.scaling.factor"),
             ({"llama.expert_count": 8}, "llama.expert_count"),
@@ -148,6 +150,15 @@ class TestWrongFiles:
             ({"tokenizer.ggml.model": "llama"}, "tokenizer 'llama'"),
             ({"tokenizer.ggml.pre": "unheard-of"}, "'unheard-of'"),
             ({"tokenizer.ggml.eos_token_id": 98}, "eos_token_id is 98"),
+            (
+                {
+                    "tokenizer.ggml.eos_token_id": 97,
+                    "tokenizer.ggml.token_type": LAST_UNUSED,
+                    "tokenizer.ggml.merges": ["t h"],
+                },
+                "eos_token_id is 97, the vocabulary has 97 tokens",
+            ),
+            ({"tokenizer.ggml.token_type": LAST_UNUSED}, "merge 'th e' is not of two known tokens"),
             ({"llama.rope.freq_base": math.inf}, "rope_theta must be finite and above 0, got inf"),
         ],
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

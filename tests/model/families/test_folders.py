@@ -1,12 +1,18 @@
 """Folders that ``transformers`` saved: the decoder computes what ``transformers`` computes."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
 
+from pagedattn import sharing
 from pagedattn.bench.generate import to_transformers
-from pagedattn.model import load_model
+from pagedattn.model import cache_config, complete, load_model
+from pagedattn.model.beam_search import beam_search
+from pagedattn.model.beams import BeamSearchParams
+
+AutoConfig = pytest.importorskip("transformers").AutoConfig
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
 
@@ -80,6 +86,69 @@ def test_older_keys_of_the_rotary_embedding(make_reference: Any, save: Any, llam
     folder.change("config.json", rope_scaling=None)
     plain = load_model(folder.path)[0].config
     assert (plain.rope_theta, plain.rope_factors) == (500.0, ())
+
+
+SILENT: dict[str, Any] = {"rope_type": "default"}
+THETA_99: dict[str, Any] = SILENT | {"rope_theta": 99.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "theta"),
+    [
+        ({"rope_theta": 500.0, "rope_parameters": THETA_99}, 99),
+        ({"rope_theta": 500.0, "rope_scaling": THETA_99}, 99),
+        ({"rope_theta": 500.0, "rope_scaling": THETA_99, "rope_parameters": SILENT}, 99),
+        ({"rope_theta": 500.0, "rope_scaling": SILENT, "rope_parameters": THETA_99}, 500),
+        ({"rope_theta": 500.0, "rope_scaling": {}, "rope_parameters": THETA_99}, 99),
+        ({"rope_scaling": SILENT, "rope_parameters": THETA_99}, 10000),
+        ({"rope_theta": 500.0, "rope_parameters": SILENT}, 500),
+        ({"rope_scaling": {"type": "linear"} | SILENT}, 10000),
+    ],
+)
+def test_rotary_settings_in_several_places(
+    settings: Any, theta: float, make_reference: Any, save: Any
+) -> None:
+    """The number by which transformers loads the same folder is the one that counts."""
+    folder = save(make_reference("llama"))
+    folder.change("config.json", **{"rope_parameters": None} | settings)
+    theirs = AutoConfig.from_pretrained(folder.path).rope_parameters
+    assert (theirs["rope_type"], theirs["rope_theta"]) == ("default", theta)
+    config = load_model(folder.path)[0].config
+    assert (config.rope_theta, config.rope_factors) == (theta, ())
+
+
+def test_no_object_of_rotary_settings(make_reference: Any, save: Any) -> None:
+    """null is as nothing."""
+    folder = save(make_reference("llama"))
+    file = folder.path / "config.json"
+    nothing = {"rope_theta": 500.0, "rope_parameters": None, "rope_scaling": None}
+    file.write_text(json.dumps(folder.read("config.json") | nothing))
+    assert load_model(folder.path)[0].config.rope_theta == 500
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_rows_that_no_token_has_are_never_chosen(
+    width: int, make_reference: Any, save: Any, paged_cache_for: Any
+) -> None:
+    """The model finds tokens 262 and 263 likeliest by far; the tokenizer ends with 261."""
+    reference = make_reference("llama", tie_word_embeddings=False)
+    padding = reference.lm_head.weight.data[262:]
+    padding *= 1000
+    model, tokenizer = load_model(save(reference).path)
+    prompt = tokenizer.encode("the thing")
+    free = complete(model, paged_cache_for(model), [prompt], max_new_tokens=20)
+    assert max(free[0]) > 261
+    if width == 1:
+        tokens = complete(
+            model, paged_cache_for(model), [prompt], max_new_tokens=20, tokenizer=tokenizer
+        )
+    else:
+        params = BeamSearchParams(width=width, max_new_tokens=20)
+        cache = sharing.build_cache(cache_config(model.config, num_blocks=64))
+        found = beam_search(model, cache, [prompt], params, tokenizer=tokenizer)
+        tokens = [list(hypothesis.token_ids) for hypothesis in found[0]]
+    assert len(tokens) == width
+    assert all(0 <= token_id < 262 for answer in tokens for token_id in answer)
 
 
 def test_head_in_the_file_of_a_tied_model(

@@ -109,6 +109,14 @@ def test_families(
     assert_equal(model, reference)
 
 
+def test_rows_that_no_token_has(write: Any, make_reference: Any) -> None:
+    """The file names them [PAD262] and [PAD263] and calls them unused."""
+    model, tokenizer = load_model(write(make_reference("llama"), Type.F32))
+    assert model.config.vocab_size == 264
+    assert len(tokenizer) == 262
+    assert tokenizer.decode([262, 263]) == ""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tied_head(family: str, write: Any, make_reference: Any, assert_equal: Any) -> None:
     """The quantised embedding is the head (vllm-project/vllm#30412)."""

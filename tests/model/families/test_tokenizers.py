@@ -109,23 +109,30 @@ def test_what_ends_an_answer(folder: Path, change: Any) -> None:
 def test_tokens_that_the_model_has_and_the_tokenizer_lacks(folder: Path) -> None:
     """A model's vocabulary is often rounded up; no text belongs to what was added."""
     tokenizer = read(folder)
-    assert len(tokenizer) == VOCAB_SIZE
+    assert len(tokenizer) == 262
     the = tokenizer.encode("the")[1]
     assert tokenizer.decode([262, the, 263]) == "the"
     with pytest.raises(ValueError, match="token 264"):
         tokenizer.decode([264])
 
 
-@pytest.mark.parametrize("eos", [-1, VOCAB_SIZE, "0", 1.0, True, [0, None]])
+@pytest.mark.parametrize("eos", [-1, 262, VOCAB_SIZE, "0", 1.0, True, [0, None]])
 def test_wrong_end(folder: Path, change: Any, eos: Any) -> None:
     change("generation_config.json", eos_token_id=eos)
-    with pytest.raises(ModelFileError, match=r"generation_config.json: eos_token_id is .* 264"):
+    with pytest.raises(ModelFileError, match=r"generation_config.json: eos_token_id is .* 262"):
         read(folder)
 
 
 def test_end_outside_the_vocabulary(folder: Path, change: Any) -> None:
     change("tokenizer_config.json", eos_token="</s>")
     with pytest.raises(ModelFileError, match=r"tokenizer_config.json: eos_token '</s>'"):
+        read(folder)
+
+
+@pytest.mark.parametrize("eos", ["\ud800", {"content": "<|\udcff|>"}])
+def test_end_that_is_no_text(folder: Path, change: Any, eos: Any) -> None:
+    change("tokenizer_config.json", eos_token=eos)
+    with pytest.raises(ModelFileError, match=r"tokenizer_config.json: eos_token.* no valid text"):
         read(folder)
 
 

@@ -48,6 +48,9 @@ def test_architecture_of_another_family(folder: Any, sharded: Any, refused: Any)
         {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
         {"layer_types": ["full_attention", "sliding_attention"]},
         {"quantization_config": {"quant_method": "fp8"}},
+        {"is_causal": False},
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 99.0}}},
+        {"rope_scaling": {"full_attention": {"rope_type": "default"}}},
     ],
     ids=lambda setting: next(iter(setting)),
 )
@@ -67,6 +70,23 @@ def test_rotary_scaling(folder: Any, kind: str, llama3: Any, refused: Any) -> No
     refused(folder.path, f"rope_scaling.type = '{kind}' is not supported")
     folder.change(CONFIG, rope_parameters=None, rope_scaling=older)
     refused(folder.path, f"rope_scaling.type = '{kind}' is not supported")
+
+
+def test_rope_type_counts_before_type(folder: Any, refused: Any) -> None:
+    both = {"type": "default", "rope_type": "linear", "factor": 2.0}
+    for place in ("rope_parameters", "rope_scaling"):
+        folder.change(CONFIG, **{place: both})
+        refused(folder.path, f"{place}.rope_type = 'linear' is not supported")
+
+
+@pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("value", [[], [1], "linear", "", True, False, 0])
+def test_rotary_settings_are_an_object(
+    folder: Any, place: str, value: Any, llama3: Any, refused: Any
+) -> None:
+    """The one that does not count is looked at, too."""
+    folder.change(CONFIG, **{"rope_parameters": llama3, "rope_scaling": llama3, place: value})
+    refused(folder.path, f"{CONFIG}: {place} is {value!r}, expected dict")
 
 
 @pytest.mark.parametrize("name", ROPE_NUMBERS)

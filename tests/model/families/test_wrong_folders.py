@@ -116,6 +116,12 @@ class TestFiles:
         (folder.path / name).write_bytes(content.encode(errors="surrogateescape"))
         refused(folder.path, name)
 
+    def test_names_too_long_for_a_file(self, sharded: Any, refused: Any) -> None:
+        refused(Path("x" * 5000), "File name too long")
+        index = sharded.read(INDEX)["weight_map"]
+        sharded.change(INDEX, weight_map=index | {"first": "A" * 5000})
+        refused(sharded.path, "A" * 5000, "File name too long")
+
     def test_path_out_of_the_folder(self, sharded: Any, refused: Any) -> None:
         shard = shard_of(sharded, Q_PROJ)
         shutil.move(shard, sharded.path.parent / shard.name)
