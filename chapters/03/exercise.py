@@ -2,7 +2,7 @@
 #   pytest chapters/03 --student                all its tests on this file
 #   pytest chapters/03 --student --task 3.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 4849a6d0578fb583f7feb7e0814ee4c92fcb092e0912077c6434891b89af4099
+# made from sha256 e173dfb768074d74e926289a4c45a4a91db063d2f4509566221de279eb1e86fc
 
 """Chapter 03: sharing.
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Listing
 
 import torch
 from torch import Tensor
@@ -86,7 +85,7 @@ def copy_blocks(k_cache: Tensor, v_cache: Tensor, sources: Tensor, destinations:
     """
     raise NotImplementedError(
         "task 3.3: let the counts fall in the order of the batch; copy first, then change tables, "
-        "then give the references back"
+        "then give the references back; a copy that fails leaves no trace"
     )
 
 
@@ -122,7 +121,7 @@ class PagedKVCache(paged.PagedKVCache):
             "on every block of its parent"
         )
 
-    def replace(self, seq_ids: Listing[SeqId], heirs: Listing[Heir]) -> None:
+    def replace(self, seq_ids: Iterable[SeqId], heirs: Iterable[Heir]) -> None:
         """One step of a beam search: the sequences ``seq_ids`` end, their heirs begin.
 
         All forks come first: a parent that took its token before would hand it on to every child.
@@ -141,13 +140,16 @@ class PagedKVCache(paged.PagedKVCache):
     # What can be asked.
 
     def usage(self) -> Usage:
-        """Distinct slots: a block that several tables name is counted once."""
+        """Distinct slots: a block that several tables name is counted once.
+
+        Its sharers agree about how much of it is filled: who wrote into it was alone with it.
+        """
         raise NotImplementedError(
             "task 3.2: the child gets lists of its own, a row of its own, and one more reference "
             "on every block of its parent"
         )
 
-    def _check_replace(self, seq_ids: Listing[SeqId], heirs: Listing[Heir]) -> None:
+    def _check_replace(self, seq_ids: list[SeqId], heirs: list[Heir]) -> None:
         for index, seq_id in enumerate(seq_ids):
             self._sequence(seq_id)
             if seq_id in seq_ids[:index]:
@@ -156,7 +158,7 @@ class PagedKVCache(paged.PagedKVCache):
             if heir.parent not in seq_ids:
                 raise ValueError(
                     f"{heir.seq_id!r} would continue {heir.parent!r}, which is not among the "
-                    f"sequences that end: {list(seq_ids)}"
+                    f"sequences that end: {seq_ids}"
                 )
             as_token_ids([heir.token_id])
             self._check_limit(self.sequences[heir.parent], 1)
@@ -203,14 +205,14 @@ class PagedKVCache(paged.PagedKVCache):
         """
         raise NotImplementedError(
             "task 3.3: let the counts fall in the order of the batch; copy first, then change "
-            "tables, then give the references back"
+            "tables, then give the references back; a copy that fails leaves no trace"
         )
 
     def _copy_before_write(self, shared: Mapping[SeqId, KVCacheBlock]) -> None:
         """Give each of these sequences a copy of its last block in place of it."""
         raise NotImplementedError(
             "task 3.3: let the counts fall in the order of the batch; copy first, then change "
-            "tables, then give the references back"
+            "tables, then give the references back; a copy that fails leaves no trace"
         )
 
 
