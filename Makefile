@@ -24,7 +24,7 @@ test-slow: $(VENV)/work-ready  ## the same tests and those that take minutes
 	$(PYTEST) --slow
 
 lab: $(VENV)/work-ready  ## the notebooks, in JupyterLab
-	$(BIN)/jupyter lab --notebook-dir=. $(LABFLAGS) notebooks
+	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks $(LABFLAGS)
 
 book: $(VENV)/work-ready  ## the book, as a site that opens without a network
 	$(BIN)/pagedattn book --out site

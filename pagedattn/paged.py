@@ -112,7 +112,7 @@ class BlockPool:
         if block.block_id >= len(self.blocks) or self.blocks[block.block_id] is not block:
             raise ValueError(f"block {block.block_id} is not a block of this pool")
         if block.is_null:
-            raise ValueError("block 0 is the null block; no sequence holds it, so none frees it")
+            raise ValueError("block 0 is the null block; no sequence holds or frees it")
 
 
 class BlockTable:

@@ -2,7 +2,7 @@
 #   pytest chapters/02 --student                all its tests on this file
 #   pytest chapters/02 --student --task 2.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 49023072f7acf26223cee4591a3fc5ce2e906cbcfead584ccdecb5fc148c2149
+# made from sha256 ffc162b81e9811c7aae71097ef34a909040cc61f56354c2dc0cdf6775e77d03f
 
 """Chapter 02: pages.
 
@@ -109,7 +109,7 @@ class BlockPool:
         if block.block_id >= len(self.blocks) or self.blocks[block.block_id] is not block:
             raise ValueError(f"block {block.block_id} is not a block of this pool")
         if block.is_null:
-            raise ValueError("block 0 is the null block; no sequence holds it, so none frees it")
+            raise ValueError("block 0 is the null block; no sequence holds or frees it")
 
 
 class BlockTable:

@@ -36,11 +36,13 @@ class Node:
 class BeamTree:
     """What a beam search chose, step by step; the cache itself holds only the beams alive now.
 
-    ``prompt`` is the sequence from which the search begins, ``num_prompt_tokens`` its length.
+    ``prompt`` is the sequence from which the search begins, ``num_prompt_tokens`` its length,
+    ``words`` how it reads (default: its name).
     """
 
-    def __init__(self, prompt: SeqId, num_prompt_tokens: int) -> None:
+    def __init__(self, prompt: SeqId, num_prompt_tokens: int, words: str | None = None) -> None:
         self.prompt = prompt
+        self.words = str(prompt) if words is None else words
         self.num_prompt_tokens = num_prompt_tokens
         self.alive: list[SeqId] = [prompt]
         self.steps: list[list[Node]] = []
@@ -120,7 +122,7 @@ def _paint_tree(
     width = tree.num_prompt_tokens * slot - 0.06
     outline = {"edgecolor": style.INK, "linewidth": 1.6}
     shapes.box(axes, left, middle - NODE / 2, width, NODE, style.CARD, gid="prompt", **outline)
-    words = shapes.fit(str(tree.prompt), width, style.SMALL)
+    words = shapes.fit(tree.words, width, style.SMALL)
     shapes.text(axes, left + width / 2, middle, words, fontsize=style.SMALL)
     before = [(left + width, middle)]
     for number, (step, alive) in enumerate(zip(tree.steps, tree.descendants(), strict=True)):

@@ -69,8 +69,11 @@ def paint_shared_tables(axes: Axes, x: float, y: float, pitch: float, state: Poo
     left = x + NAME_ROOM
     for row, (owner, _) in enumerate(tables):
         colour = style.owner_colour(owner.number)
-        name = shapes.fit(owner.name, NAME_ROOM - 0.12)
-        shapes.plate(axes, x + (NAME_ROOM - 0.12) / 2, y + (row + 0.5) * ROW, name, colour)
+        room = NAME_ROOM - 0.12
+        fits = shapes.fit(owner.name, room) == owner.name
+        fontsize = style.NORMAL if fits else style.SMALL
+        name = shapes.fit(owner.name, room, fontsize)
+        shapes.plate(axes, x + room / 2, y + (row + 0.5) * ROW, name, colour, fontsize)
     for i in range(max(len(ids) for _, ids in tables)):
         row = 0
         while row < len(tables):
