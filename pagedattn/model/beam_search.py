@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pagedattn.cache import Batch, KVCache
 from pagedattn.model.beams import BeamSearch, BeamSearchParams, Hypothesis
 from pagedattn.model.branching import (
-    check_requests,
     check_room,
     compute_step,
+    forking,
     request_names,
-    vocabulary,
 )
-from pagedattn.model.guards import freed_on_failure
+from pagedattn.model.guards import check_requests, freed_on_failure, vocabulary
 from pagedattn.model.llama import Llama
 from pagedattn.model.tokenizer import Tokenizer
 from pagedattn.sharing import Heir
@@ -88,7 +87,8 @@ def beam_steps(
     (OutOfBlocks, say) come out of the iterator. However it ends, its sequences are freed; a batch
     that is open then is aborted.
     """
-    sharing_cache, prompts = check_requests(model, cache, prompts, params.max_new_tokens)
+    sharing_cache = forking(cache)
+    prompts = check_requests(model, cache, prompts, params.max_new_tokens)
     vocab_size = vocabulary(model, tokenizer)
     if tokenizer is not None:
         ends = {*params.end_token_ids, *tokenizer.eos_token_ids}

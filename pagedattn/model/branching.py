@@ -12,10 +12,8 @@ from typing import cast
 from torch import Tensor
 
 from pagedattn.cache import Batch, KVCache, SeqId
-from pagedattn.model.guards import check_cache, check_prompts
 from pagedattn.model.llama import Llama
 from pagedattn.model.sampling_params import listed
-from pagedattn.model.tokenizer import Tokenizer
 from pagedattn.sharing import PagedKVCache
 
 BRANCH = re.compile(r"(.*)\.[1-9][0-9]*", re.DOTALL)
@@ -54,22 +52,12 @@ def can_fork(cache: KVCache) -> bool:
     return hasattr(cache, "fork") and hasattr(cache, "replace")
 
 
-def check_requests(
-    model: Llama, cache: KVCache, prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> tuple[PagedKVCache, list[list[int]]]:
-    """The cache as one that can fork, and the prompts as lists of Python ints.
-
-    Raises ValueError for a cache that cannot fork or was built for another model, and for prompts
-    that ``generate`` would refuse. ``max_new_tokens`` is a Python int, checked before.
-    """
+def forking(cache: KVCache) -> PagedKVCache:
+    """The cache, as one that can fork. Raises ValueError for one that cannot."""
     if not can_fork(cache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         raise ValueError(f"branches share blocks, which caches can from chapter 03 on; not {kind}")
-    check_cache(model, cache)
-    max_seq_len = min(model.config.max_seq_len, cache.config.max_seq_len)
-    vocab_size = model.config.vocab_size
-    checked = check_prompts(prompts, max_new_tokens, vocab_size=vocab_size, max_seq_len=max_seq_len)
-    return cast(PagedKVCache, cache), checked
+    return cast(PagedKVCache, cache)
 
 
 def check_room(cache: KVCache, num_seqs: int, why: str) -> None:
@@ -80,12 +68,6 @@ def check_room(cache: KVCache, num_seqs: int, why: str) -> None:
         raise ValueError(
             f"max_num_seqs is {most}, and {held} sequences are in the cache: {why} need {num_seqs}"
         )
-
-
-def vocabulary(model: Llama, tokenizer: Tokenizer | None) -> int:
-    """How many tokens can be chosen. The model may have more columns than there are tokens."""
-    columns = model.config.vocab_size
-    return columns if tokenizer is None else min(columns, len(tokenizer))
 
 
 def compute_step(

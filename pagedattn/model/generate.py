@@ -6,18 +6,19 @@ of each answer that is being written. A sequence gives its memory back in the st
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 from pagedattn.cache import Batch, KVCache
 from pagedattn.model.guards import (
-    check_cache,
-    check_prompts,
+    check_requests,
     check_sampling_params,
     freed_on_failure,
+    vocabulary,
 )
 from pagedattn.model.llama import Llama
-from pagedattn.model.sampling import Logprob, SamplingState, sample
+from pagedattn.model.sampling import Logprob, Sampled, SamplingState, sample
 from pagedattn.model.sampling_params import SamplingParams, listed
-from pagedattn.model.stopping import AnswerStream, FinishReason
+from pagedattn.model.stopping import AnswerStream, FinishReason, Piece
 from pagedattn.model.tokenizer import TextStream, Tokenizer
 from pagedattn.whole_number import at_least_1
 
@@ -39,6 +40,20 @@ class Token:
     text: str = ""
     logprob: Logprob | None = None
     top_logprobs: tuple[Logprob, ...] = ()
+
+    @classmethod
+    def of(cls, index: int, chosen: Sampled, piece: Piece, **more: Any) -> Self:
+        """What was chosen, and what it adds to the text. ``more``: the fields of a subclass."""
+        return cls(
+            index,
+            chosen.token_id,
+            piece.finish_reason,
+            piece.stop_reason,
+            piece.text,
+            chosen.logprob,
+            chosen.top_logprobs,
+            **more,
+        )
 
 
 GREEDY = SamplingParams()
@@ -76,23 +91,16 @@ def generate(
     is aborted.
     """
     max_new_tokens = at_least_1(max_new_tokens, "max_new_tokens")
-    prompts = check_prompts(
-        prompts,
-        max_new_tokens,
-        vocab_size=model.config.vocab_size,
-        max_seq_len=min(model.config.max_seq_len, cache.config.max_seq_len),
-    )
+    prompts = check_requests(model, cache, prompts, max_new_tokens)
     if chunk_size is not None:
         chunk_size = at_least_1(chunk_size, "chunk_size")
     params = check_sampling_params(sampling_params, len(prompts))
     seq_ids = range(len(prompts)) if seq_ids is None else listed(seq_ids, "seq_ids")
     if len(seq_ids) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(seq_ids)} seq_ids")
-    check_cache(model, cache)
-    vocab_size = model.config.vocab_size
+    vocab_size = vocabulary(model, tokenizer)
     if tokenizer is not None:
         params = [p.with_stop_token_ids(tokenizer.eos_token_ids) for p in params]
-        vocab_size = min(vocab_size, len(tokenizer))
     states = [SamplingState(p, prompt) for p, prompt in zip(params, prompts, strict=True)]
     answers = [
         AnswerStream(p, max_new_tokens, TextStream(tokenizer, prompt) if tokenizer else None)
@@ -122,24 +130,14 @@ def generate(
                 sampled = sample(logits, in_turn, vocab_size=vocab_size)
                 tokens = []
                 for seq_id, chosen in zip(ready, sampled, strict=True):
-                    index, token_id = index_of[seq_id], chosen.token_id
-                    piece = answers[index].push(token_id)
+                    index = index_of[seq_id]
+                    piece = answers[index].push(chosen.token_id)
                     if piece.finish_reason is None:
-                        cache.append(seq_id, [token_id])
+                        cache.append(seq_id, [chosen.token_id])
                     else:
                         cache.free(seq_id)
                         running.remove(seq_id)
-                    tokens.append(
-                        Token(
-                            index,
-                            token_id,
-                            piece.finish_reason,
-                            piece.stop_reason,
-                            piece.text,
-                            chosen.logprob,
-                            chosen.top_logprobs,
-                        )
-                    )
+                    tokens.append(Token.of(index, chosen, piece))
                 yield from tokens
 
     return run()

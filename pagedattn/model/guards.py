@@ -8,6 +8,7 @@ from itertools import count
 from pagedattn.cache import KVCache, SeqId
 from pagedattn.model.llama import Llama
 from pagedattn.model.sampling_params import SamplingParams, listed
+from pagedattn.model.tokenizer import Tokenizer
 from pagedattn.whole_number import whole_number
 
 
@@ -54,6 +55,26 @@ def check_prompts(
                     f"prompt {label} holds token {token_id}; the vocabulary has {vocab_size} tokens"
                 )
     return checked
+
+
+def check_requests(
+    model: Llama, cache: KVCache, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> list[list[int]]:
+    """The prompts as ``check_prompts`` gives them, by the limits of model and cache. Raises
+    ValueError as ``check_cache`` and ``check_prompts`` do."""
+    check_cache(model, cache)
+    return check_prompts(
+        prompts,
+        max_new_tokens,
+        vocab_size=model.config.vocab_size,
+        max_seq_len=min(model.config.max_seq_len, cache.config.max_seq_len),
+    )
+
+
+def vocabulary(model: Llama, tokenizer: Tokenizer | None) -> int:
+    """How many tokens can be chosen. The model may have more columns than there are tokens."""
+    columns = model.config.vocab_size
+    return columns if tokenizer is None else min(columns, len(tokenizer))
 
 
 def check_sampling_params(

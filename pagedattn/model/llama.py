@@ -124,8 +124,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias: [num_tokens, in_features] -> [num_tokens, out_features].
 
     A CPU library shares a product among threads by the rows of its first factor. The weights have
-    many rows, the tokens of a decode step are few: there the weights stand first, and two threads
-    need about two thirds of the time. The result is the same, stored column by column.
+    many rows, the tokens of a decode step are few: there the weights stand first, so that each
+    thread has enough to do. The result is the same, stored column by column.
     """
     if x.is_cpu and x.dim() == 2 and len(x) <= FEW_TOKENS:
         product = (weight @ x.T).T

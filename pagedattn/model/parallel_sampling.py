@@ -13,14 +13,18 @@ from itertools import groupby
 
 from pagedattn.cache import Batch, KVCache
 from pagedattn.model.branching import (
-    check_requests,
     check_room,
     compute_step,
+    forking,
     request_names,
-    vocabulary,
 )
 from pagedattn.model.generate import GREEDY, Token
-from pagedattn.model.guards import check_sampling_params, freed_on_failure
+from pagedattn.model.guards import (
+    check_requests,
+    check_sampling_params,
+    freed_on_failure,
+    vocabulary,
+)
 from pagedattn.model.llama import Llama
 from pagedattn.model.sampling import Sampled, SamplingState
 from pagedattn.model.sampling import sample as choose
@@ -50,16 +54,7 @@ class _Sample:
     def push(self, chosen: Sampled) -> SampleToken:
         """The answer's next token."""
         piece = self.answer.push(chosen.token_id)
-        return SampleToken(
-            index=self.index,
-            sample=self.sample,
-            token_id=chosen.token_id,
-            finish_reason=piece.finish_reason,
-            stop_reason=piece.stop_reason,
-            text=piece.text,
-            logprob=chosen.logprob,
-            top_logprobs=chosen.top_logprobs,
-        )
+        return SampleToken.of(self.index, chosen, piece, sample=self.sample)
 
 
 def sample_in_parallel(
@@ -91,7 +86,8 @@ def sample_in_parallel(
     freed; a batch that is open then is aborted.
     """
     max_new_tokens = at_least_1(max_new_tokens, "max_new_tokens")
-    sharing_cache, prompts = check_requests(model, cache, prompts, max_new_tokens)
+    sharing_cache = forking(cache)
+    prompts = check_requests(model, cache, prompts, max_new_tokens)
     num_samples = at_least_1(num_samples, "num_samples")
     params = check_sampling_params(sampling_params, len(prompts))
     if tokenizer is not None:
