@@ -110,26 +110,7 @@ class KVCache(ABC):
         for an id that is in use, an empty prompt, a prompt over the limit, a limit over
         ``max_seq_len`` or one sequence too many.
         """
-        self._check_no_open_batch("add")
-        tokens = as_token_ids(token_ids)
-        limit = (
-            self.config.max_seq_len
-            if max_tokens is None
-            else whole_number(max_tokens, "max_tokens")
-        )
-        self._check_new([seq_id])
-        if not tokens:
-            raise ValueError(f"sequence {seq_id!r} has an empty prompt; at least 1 token is needed")
-        if not 1 <= limit <= self.config.max_seq_len:
-            raise ValueError(
-                f"max_tokens is {limit}; max_seq_len allows 1 to {self.config.max_seq_len}"
-            )
-        if len(tokens) > limit:
-            raise ValueError(f"sequence {seq_id!r} has {len(tokens)} tokens; its limit is {limit}")
-        sequence = self.sequence_class(seq_id, tokens, limit)
-        self._begin(sequence)
-        self.sequences[seq_id] = sequence
-        return sequence.num_computed_tokens
+        return self._add(self._new_sequence(seq_id, token_ids, max_tokens))
 
     def append(self, seq_id: SeqId, token_ids: Iterable[int]) -> None:
         """Tokens that are known now but not computed yet: those just sampled. ValueError over
@@ -249,6 +230,33 @@ class KVCache(ABC):
         """Give back all that a sequence holds."""
 
     # Shared by all stages.
+
+    def _new_sequence(self, seq_id: SeqId, token_ids: Iterable[int], max_tokens: int | None) -> Any:
+        """A sequence that can begin now: all checks of ``add``, and no change."""
+        self._check_no_open_batch("add")
+        tokens = as_token_ids(token_ids)
+        limit = (
+            self.config.max_seq_len
+            if max_tokens is None
+            else whole_number(max_tokens, "max_tokens")
+        )
+        self._check_new([seq_id])
+        if not tokens:
+            raise ValueError(f"sequence {seq_id!r} has an empty prompt; at least 1 token is needed")
+        if not 1 <= limit <= self.config.max_seq_len:
+            raise ValueError(
+                f"max_tokens is {limit}; max_seq_len allows 1 to {self.config.max_seq_len}"
+            )
+        if len(tokens) > limit:
+            raise ValueError(f"sequence {seq_id!r} has {len(tokens)} tokens; its limit is {limit}")
+        return self.sequence_class(seq_id, tokens, limit)
+
+    def _add(self, sequence: Any) -> int:
+        """Begin it; how many of its tokens are already computed."""
+        self._begin(sequence)
+        self.sequences[sequence.seq_id] = sequence
+        num_computed_tokens: int = sequence.num_computed_tokens
+        return num_computed_tokens
 
     def _build_batch(self, counts: dict[SeqId, int]) -> Batch:
         """A batch of these tokens; where they lie is not known yet."""

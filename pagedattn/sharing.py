@@ -233,7 +233,7 @@ class PagedKVCache(paged.PagedKVCache):
 
     def _copy_before_write(self, shared: Mapping[SeqId, KVCacheBlock]) -> None:
         """Give each of these sequences a copy of its last block in place of it."""
-        copies = self.pool.get_new_blocks(len(shared))
+        copies = self._get_new_blocks(len(shared))
         try:
             ids = [[block.block_id for block in blocks] for blocks in (shared.values(), copies)]
             sources, destinations = torch.tensor(ids, dtype=torch.int64, device=self.config.device)

@@ -1,0 +1,90 @@
+"""The queue of the free blocks, in the order in which they will be used again.
+
+Blocks leave at the head and come back at the tail, so the head has been free for longest: taking
+from it evicts the least recently used block (LRU). A hit takes a free block out of the middle.
+
+Source: ``vllm/v1/core/kv_cache_utils.py``, ``FreeKVCacheBlockQueue``: a doubly linked list through
+the blocks, because taking out of the middle must not search. Here it is a list of which each block
+knows its own place. That is O(1) as well, on average, and in Python it is faster: n blocks at a
+time are one slice, where a linked list takes n steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from .block import KVCacheBlock
+
+
+class FreeKVCacheBlockQueue:
+    """A queue of blocks; any of them can be taken out in O(1), averaged over the calls.
+
+    ``len(queue)`` is the number of blocks, and iterating goes from head to tail.
+
+    Blocks are numbered in the order in which they come, and ``block.queue_position`` keeps the
+    number. Number ``_first + i`` stands in ``_entries[i]``; those before ``_entries[_head]`` have
+    left at the head. What leaves elsewhere leaves a hole, None. The list is shortened when half of
+    it is used up: so each block that leaves pays for moving one other.
+    """
+
+    def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
+        self._entries: list[KVCacheBlock | None] = []
+        self._first = 0
+        self._head = 0
+        self._num_holes = 0
+        self.append_n(list(blocks))
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._head - self._num_holes
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        entries = self._entries[self._head :]
+        return iter([block for block in entries if block is not None])
+
+    def append(self, block: KVCacheBlock) -> None:
+        """Add a block at the tail. It must not be in the queue already."""
+        self.append_n([block])
+
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Add blocks at the tail, in this order. None of them may be in the queue already."""
+        next_position = self._first + len(self._entries)
+        for position, block in enumerate(blocks, next_position):
+            block.queue_position = position
+        self._entries += blocks
+
+    def popleft(self) -> KVCacheBlock:
+        """Take the block at the head. Raises ValueError when there is none."""
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """Take the n blocks at the head, in their order. Raises ValueError unless so many are
+        there; then none is taken."""
+        if not 0 <= n <= len(self):
+            raise ValueError(f"{n} blocks are asked for; the queue has {len(self)}")
+        blocks: list[Any] = []
+        while len(blocks) < n:  # once, unless there are holes on the way
+            begin, end = self._head, self._head + n - len(blocks)
+            found = self._entries[begin:end]
+            if self._num_holes:
+                found = [block for block in found if block is not None]
+                self._num_holes -= end - begin - len(found)
+            self._head = end
+            blocks += found
+        if 2 * self._head > len(self._entries):
+            del self._entries[: self._head]
+            self._first += self._head
+            self._head = 0
+        return blocks
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Take a block out, wherever it stands. Raises ValueError when it is not in the queue."""
+        index = block.queue_position - self._first
+        if not self._head <= index < len(self._entries) or self._entries[index] is not block:
+            raise ValueError(f"block {block.block_id} is not in the free queue")
+        self._entries[index] = None
+        self._num_holes += 1
+        if 2 * self._num_holes > len(self._entries):
+            blocks = list(self)
+            self._entries, self._head, self._num_holes = [], 0, 0
+            self.append_n(blocks)
