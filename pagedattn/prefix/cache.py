@@ -159,13 +159,14 @@ class PagedKVCache(sharing.PagedKVCache):
         most = (len(sequence.token_ids) - 1) // self.config.block_size  # never the last token
         return self.pool.find_longest_cache_hit(sequence.block_hashes[:most])
 
-    def _begin(self, sequence: PrefixSequence) -> None:
+    def _add(self, sequence: PrefixSequence) -> int:
         hits = self._find_hits(sequence)
-        super()._begin(sequence)
+        super()._add(sequence)
         self.pool.touch(hits)
         sequence.blocks = hits
         sequence.num_computed_tokens = len(hits) * self.config.block_size
         self.block_table.append_row([block.block_id for block in hits], sequence.row)
+        return sequence.num_computed_tokens
 
     def _commit(self, batch: Batch) -> None:
         super()._commit(batch)
