@@ -2,7 +2,7 @@
 #   pytest chapters/02 --student                all its tests on this file
 #   pytest chapters/02 --student --task 2.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 ffc162b81e9811c7aae71097ef34a909040cc61f56354c2dc0cdf6775e77d03f
+# made from sha256 3e9c95f8795a98d61070ae39b00060fa91e4593b803296bd9a8b75dadca2906b
 
 """Chapter 02: pages.
 
@@ -99,7 +99,7 @@ class BlockPool:
             "check before you change anything"
         )
 
-    def _check_release(self, blocks: list[KVCacheBlock]) -> None:
+    def _check_release(self, blocks: Iterable[KVCacheBlock]) -> None:
         raise NotImplementedError(
             "task 2.1: take blocks from the head of the queue, put them back at its tail, and "
             "check before you change anything"
@@ -309,15 +309,19 @@ class PagedKVCache(KVCache):
         for sequence in self.sequences.values():
             self._check_table(sequence)
         if self.config.poison and self.open_batch is None:
-            computed = torch.zeros(len(blocks), self.config.block_size, dtype=torch.bool).flatten()
-            for sequence in self.sequences.values():
-                ids = torch.tensor(self.block_ids(sequence.seq_id), dtype=torch.int64)
-                positions = torch.arange(sequence.num_computed_tokens)
-                block_size = self.config.block_size
-                computed[ids[positions // block_size] * block_size + positions % block_size] = True
-            check_poison(
-                self.k_cache.flatten(1, 2), self.v_cache.flatten(1, 2), computed, repr(self)
-            )
+            k_cache, v_cache = self.k_cache.flatten(1, 2), self.v_cache.flatten(1, 2)
+            check_poison(k_cache, v_cache, self._live_slots().flatten(), repr(self))
+
+    def _live_slots(self) -> Tensor:
+        """Which slots hold something of worth, the computed tokens: bool [num_blocks,
+        block_size]."""
+        block_size = self.config.block_size
+        live = torch.zeros(len(self.pool.blocks), block_size, dtype=torch.bool, device="cpu")
+        for sequence in self.sequences.values():
+            ids = torch.tensor(self.block_ids(sequence.seq_id), dtype=torch.int64, device="cpu")
+            positions = torch.arange(sequence.num_computed_tokens, device="cpu")
+            live[ids[positions // block_size], positions % block_size] = True
+        return live
 
     def _check_owners(self) -> None:
         for block in self.pool.blocks:
@@ -355,6 +359,9 @@ class PagedKVCache(KVCache):
         raise NotImplementedError(
             "task 2.4: count the missing blocks of all sequences first, then ask the pool once"
         )
+
+    def _get_new_blocks(self, n: int) -> list[KVCacheBlock]:
+        return self.pool.get_new_blocks(n)
 
     def _num_missing_blocks(self, num_new_tokens: Mapping[SeqId, int]) -> dict[SeqId, int]:
         """How many blocks each sequence lacks for its next n tokens."""
@@ -400,9 +407,13 @@ class PagedKVCache(KVCache):
     def _release(self, blocks: list[KVCacheBlock]) -> None:
         """Free blocks, the last one first: it is the first to be used again."""
         dead = self.pool.free_blocks(reversed(blocks))
+        self._kill(dead)
+
+    def _kill(self, blocks: list[KVCacheBlock]) -> None:
+        """The contents of these blocks are dead; with poison on, that shows."""
         if self.config.poison:
             block_size = self.config.block_size
-            slots = [block.block_id * block_size + i for block in dead for i in range(block_size)]
+            slots = [block.block_id * block_size + i for block in blocks for i in range(block_size)]
             dead_slots = torch.tensor(slots, dtype=torch.int64, device=self.k_cache.device)
             poison(self.k_cache.flatten(1, 2), self.v_cache.flatten(1, 2), dead_slots)
 

@@ -2,17 +2,35 @@
 
 from pathlib import Path
 
-# The staircase, lowest first: chapter -> the module that it builds. `import` never goes upward.
+# The staircase, lowest first: chapter -> what it builds, a module or a package. `import` never
+# goes upward.
 STAGES = {
     "01": "pagedattn.contiguous",
     "02": "pagedattn.paged",
     "03": "pagedattn.sharing",
+    "04": "pagedattn.prefix",
 }
 
 
 def stage_name(chapter: str) -> str:
     """The short name of a chapter's stage: `paged` for chapter 02."""
     return STAGES[chapter].rpartition(".")[2]
+
+
+def stage_path(chapter: str, root: Path) -> Path:
+    """A chapter's stage in a checkout: a file, or a folder where the stage is a package."""
+    path = root.joinpath(*STAGES[chapter].split("."))
+    return path if path.is_dir() else path.with_suffix(".py")
+
+
+def exercise_path(folder: Path) -> Path:
+    """The student's own stage in a chapter's folder: `exercise.py`, or `exercise` for a package."""
+    return folder / f"exercise{stage_path(folder.name, folder.parents[1]).suffix}"
+
+
+def module_files(path: Path) -> list[Path]:
+    """The files of a stage or of an exercise: the file itself, or all modules of the folder."""
+    return sorted(path.glob("*.py")) if path.is_dir() else [path]
 
 
 def find_root() -> Path:

@@ -20,21 +20,21 @@ from pagedattn.course.tasks import load_all_tasks
 def add_exercises_arguments(parser: ArgumentParser) -> None:
     """The arguments of `pagedattn exercises`."""
     parser.add_argument(
-        "--force", action="store_true", help="overwrite an exercise.py that has been edited"
+        "--force", action="store_true", help="overwrite exercises that have been edited"
     )
 
 
 def run_exercises(args: Namespace) -> int:
-    """Writes every `exercise.py` and the code in the texts; 1 if an edited exercise is kept."""
+    """Writes every exercise and the code in the texts; 1 if an edited exercise is kept."""
     root = find_root()
     kept = 0
     for chapter in load_all_tasks(root):
-        written = exercise.write(chapter, args.force)
-        print(f"chapters/{chapter.chapter}/exercise.py: {written.value}")
-        if written is exercise.Written.EDITED:
-            kept += 1
-            print("  it differs from what was generated, so it may be somebody's work;")
-            print("  `pagedattn exercises --force` overwrites it")
+        for name, written in exercise.write(chapter, args.force).items():
+            print(f"chapters/{chapter.chapter}/{name}: {written.value}")
+            if written is exercise.Written.EDITED:
+                kept += 1
+                print("  it differs from what was generated, so it may be somebody's work;")
+                print("  `pagedattn exercises --force` overwrites it")
     for path in code.refresh(_texts(root), root):
         print(f"{path.relative_to(root)}: code refreshed")
     return 1 if kept else 0

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from pagedattn.course.chapters import STAGES, chapter_folders, find_root
+from pagedattn.course.chapters import chapter_folders, find_root, module_files, stage_path
 
 _SHARED = (
     "attention",
@@ -47,8 +47,8 @@ def run_evidence(args: Namespace) -> int:
     root, sources = find_root(), [f"pagedattn/{name}.py" for name in _SHARED]
     failed = False
     for chapter, folder in chapter_folders(root).items():
-        sources += [f"{STAGES[chapter].replace('.', '/')}.py"]
-        sources += [str(path.relative_to(root)) for path in folder.glob("test_*.py")]
+        files = [*module_files(stage_path(chapter, root)), *folder.glob("test_*.py")]
+        sources += [path.relative_to(root).as_posix() for path in files]
         counts = _run_tests(folder)
         print(f"chapters/{chapter}: {counts}")
         if counts["failed"] or not counts["passed"]:

@@ -1,10 +1,12 @@
-"""The student's file: a chapter's module with the bodies of its tasks left out.
+"""The student's files: each module of a chapter's stage with the bodies of its tasks left out.
 
     # Chapter 02, yours to write: …
     # made from sha256 5b1f…
 
 Below that header stands the module's own text, byte for byte but for those bodies. The checksum is
 that of the text below it, so a file that a student has touched is known as such and is kept.
+
+A stage of one module makes `exercise.py`, a package makes a folder `exercise` with all its modules.
 """
 
 import ast
@@ -12,10 +14,12 @@ import io
 import re
 import textwrap
 import tokenize
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from enum import Enum
 from hashlib import sha256
+from pathlib import Path
 
+from pagedattn.course.chapters import exercise_path, module_files
 from pagedattn.course.names import find_functions
 from pagedattn.course.tasks import ChapterTasks, Task
 
@@ -24,29 +28,44 @@ _CHECKSUM = re.compile(r"\A(?:#[^\n]*\n)*# made from sha256 ([0-9a-f]{64})\n\n")
 
 
 class Written(Enum):
-    """What became of one exercise."""
+    """What became of one file of an exercise."""
 
     NEW = "written"
     SAME = "unchanged"
     EDITED = "kept"
 
 
-def generate(chapter: ChapterTasks, tasks: Collection[Task] | None = None) -> str:
-    """The text of `exercise.py`. With `tasks`, the bodies of those only are left out.
+def generate(chapter: ChapterTasks, tasks: Collection[Task] | None = None) -> dict[str, str]:
+    """The texts of the exercise by file, seen from the chapter's folder: `exercise.py`.
 
-    Raises ValueError for a symbol whose body does not stand on lines of its own or is missing.
+    With `tasks`, the bodies of those only are left out. Raises ValueError for a symbol whose body
+    does not stand on lines of its own or is missing.
     """
-    source = chapter.module.read_text(encoding="utf-8")
-    body = leave_out(source, chapter.tasks if tasks is None else tasks)
-    return _header(chapter) + f"# made from sha256 {_checksum(body)}\n\n{body}"
+    path = exercise_path(chapter.folder)
+    texts = {}
+    for file in module_files(chapter.module):
+        mine = path / file.name if chapter.module.is_dir() else path
+        left_out = [t for t in (chapter.tasks if tasks is None else tasks) if t.file == file]
+        body = leave_out(file.read_text(encoding="utf-8"), left_out)
+        header = _header(chapter, file) + f"# made from sha256 {_checksum(body)}\n\n"
+        texts[mine.relative_to(chapter.folder).as_posix()] = header + body
+    return texts
 
 
-def _header(chapter: ChapterTasks) -> str:
-    folder, first = f"chapters/{chapter.chapter}", chapter.tasks[0].id
-    module = "/".join(chapter.module.parts[-2:])
+def _header(chapter: ChapterTasks, file: Path) -> str:
+    folder, root = f"chapters/{chapter.chapter}", chapter.folder.parents[1]
+    module = file.relative_to(root).as_posix()
+    its_tasks = [task for task in chapter.tasks if task.file == file]
+    what = (
+        f"yours to write: {module} without the bodies of its tasks"
+        if its_tasks
+        else f"given: {module}; the tasks stand in the files beside it"
+    )
+    first = (its_tasks or chapter.tasks)[0].id
+    whole = "folder" if chapter.module.is_dir() else "file"
     return (
-        f"# Chapter {chapter.chapter}, yours to write: {module} without the bodies of its tasks.\n"
-        f"#   pytest {folder} --student                all its tests on this file\n"
+        f"# Chapter {chapter.chapter}, {what}.\n"
+        f"#   pytest {folder} --student                all its tests on this {whole}\n"
         f"#   pytest {folder} --student --task {first}     those of one task\n"
         "# `pagedattn exercises` wrote it and never overwrites your work; with --force it does.\n"
     )
@@ -128,28 +147,45 @@ def is_edited(text: str) -> bool:
     return found is None or _checksum(text[found.end() :]) != found[1]
 
 
-def write(chapter: ChapterTasks, force: bool = False) -> Written:
-    """Writes `exercise.py`, but keeps one that a student has edited, unless forced."""
-    path, new = chapter.folder / "exercise.py", generate(chapter)
+def write(chapter: ChapterTasks, force: bool = False) -> dict[str, Written]:
+    """Writes the exercise, but keeps each file that a student has edited, unless forced."""
+    return {
+        name: _write(chapter.folder / name, text, force) for name, text in generate(chapter).items()
+    }
+
+
+def _write(path: Path, new: str, force: bool) -> Written:
     old = path.read_text(encoding="utf-8") if path.is_file() else None
     if old == new:
         return Written.SAME
     if old is not None and is_edited(old) and not force:
         return Written.EDITED
+    path.parent.mkdir(exist_ok=True)
     path.write_text(new, encoding="utf-8")
     return Written.NEW
 
 
 def check(chapters: list[ChapterTasks]) -> list[str]:
     """The exercises that differ from what would be generated, one line each."""
-    problems = []
-    for chapter in chapters:
-        path, name = chapter.folder / "exercise.py", f"chapters/{chapter.chapter}/exercise.py"
+    return [
+        f"chapters/{chapter.chapter}/{problem}"
+        for chapter in chapters
+        for problem in _problems(chapter)
+    ]
+
+
+def _problems(chapter: ChapterTasks) -> Iterator[str]:
+    generated = generate(chapter)
+    for name, text in generated.items():
+        path = chapter.folder / name
         if not path.is_file():
-            problems.append(f"{name} is missing (make exercises writes it)")
-        elif path.read_text(encoding="utf-8") != generate(chapter):
-            problems.append(
+            yield f"{name} is missing (make exercises writes it)"
+        elif path.read_text(encoding="utf-8") != text:
+            yield (
                 f"{name} differs from what is generated (edited? "
                 "make exercises keeps it, pagedattn exercises --force writes it anew)"
             )
-    return problems
+    for path in sorted([*chapter.folder.glob("exercise.py"), *chapter.folder.glob("exercise/*")]):
+        name = path.relative_to(chapter.folder).as_posix()
+        if name not in generated and path.name != "__pycache__":
+            yield f"{name}: the stage has no such module (delete it)"

@@ -1,17 +1,17 @@
-"""Whose code runs: a stage of the library, a student's file, or a stage with a bug in it."""
+"""Whose code runs: a stage of the library, a student's own, or a stage with a bug in it."""
 
 import importlib
 import importlib.util
-import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pagedattn.course.chapters import STAGES, chapter_folders, find_root, shown
+from pagedattn.course.chapters import STAGES, chapter_folders, find_root, module_files, shown
+from pagedattn.course.loading import execute
 from pagedattn.course.names import NamedTest
 from pagedattn.course.tasks import ToDo, unfinished_task
 
@@ -19,71 +19,55 @@ _copies = count(1)
 
 
 class ImplementationError(ValueError):
-    """A file that cannot be imported or is not what it should be. The message says why."""
+    """A file or folder that cannot be imported or is not what it should be; it says why."""
 
 
 def load_stage(chapter: str) -> ModuleType:
-    """The library's own module of a chapter."""
+    """The library's own module or package of a chapter."""
     return importlib.import_module(STAGES[chapter])
 
 
 def load_fresh(module_name: str) -> ModuleType:
-    """A second copy of a module, with classes of its own: to patch one leaves the other alone."""
+    """A second copy of a module or package, with classes of its own: to patch one leaves the other
+    alone."""
     spec = importlib.util.find_spec(module_name)
     if spec is None or spec.origin is None:
         raise ImplementationError(f"there is no module {module_name}")
-    return _execute(Path(spec.origin), f"{module_name}_copy{next(_copies)}", {})
+    return execute(Path(spec.origin), f"{module_name}_copy{next(_copies)}", {})
 
 
-def load_file(path: Path, **names: object) -> ModuleType:
-    """The module in a file, fresh at each call. Its relative imports are those of `pagedattn`.
+def load_path(path: Path, **names: object) -> ModuleType:
+    """The module in a file, or the package in a folder, fresh at each call.
 
-    `names` are globals that it finds defined. Raises ImplementationError when the file is missing
-    or its import fails; then the message names the line, and the cause is the error itself.
+    Relative imports of a file are those of `pagedattn`. `names` are globals that every module finds
+    defined. Raises ImplementationError when the file is missing or its import fails; then the
+    message names file and line, and the cause is the error itself.
     """
-    if not path.is_file():
-        raise ImplementationError(f"there is no file {path}")
+    file = path / "__init__.py" if path.is_dir() else path
+    if not file.is_file():
+        raise ImplementationError(f"there is no file {file}")
     try:
-        return _execute(path, f"pagedattn.{path.stem}_copy{next(_copies)}", names)
+        return execute(file, f"pagedattn.{path.stem}_copy{next(_copies)}", names)
     except (Exception, ToDo) as error:
         todo = unfinished_task(error)
         why = f"to do: {todo}" if todo else f"{type(error).__name__}: {_one_line(error)}"
-        raise ImplementationError(
-            f"{shown(path)}, line {_line_in(path, error)}, cannot be imported: {why}"
-        ) from error
-
-
-def _execute(path: Path, name: str, names: Mapping[str, object]) -> ModuleType:
-    """Runs a file as the module `name`.
-
-    Compiled here, because cached bytecode is trusted by size and time in seconds, which an edit can
-    keep. Registered before it runs, because dataclasses look their module up in `sys.modules`.
-    """
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise ImplementationError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    vars(module).update(names)
-    sys.modules[name] = module
-    try:
-        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        raise ImplementationError(f"{_place(path, error)} cannot be imported: {why}") from error
 
 
 def _one_line(error: BaseException) -> str:
     return error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
 
 
-def _line_in(path: Path, error: BaseException) -> int | None:
-    """The last line of this file that the error passed through."""
-    if isinstance(error, SyntaxError):
-        return error.lineno
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()]
-    return lines[-1] if lines else None
+def _place(path: Path, error: BaseException) -> str:
+    """The last line of this file, or of the files of this folder, that the error passed through."""
+    lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append((error.filename, error.lineno))
+    files = {file.resolve(): file for file in module_files(path)}
+    for name, line in reversed(lines):
+        if file := files.get(Path(name).resolve()):
+            return f"{shown(file)}, line {line},"
+    return shown(path)
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ class Bug:
     apply: Callable[[ModuleType], None]
 
     def stage(self) -> ModuleType:
-        """A fresh copy of the chapter's module with the bug in it."""
+        """A fresh copy of the chapter's stage with the bug in it."""
         stage = load_fresh(STAGES[self.chapter])
         self.apply(stage)
         return stage
@@ -111,7 +95,7 @@ class Bug:
 
 def load_bug(path: Path) -> Bug:
     """Reads a bug file. Raises ImplementationError when a part of it is missing."""
-    module = load_file(path)
+    module = load_path(path)
     parts: dict[str, Any] = {
         "a docstring that tells its story": module.__doc__,
         "SYMPTOM": getattr(module, "SYMPTOM", None),
@@ -147,10 +131,10 @@ def load_bugs(root: Path) -> dict[str, Bug]:
 def resolve_stage(
     stage: str | None = None, impl: str | Path | None = None, bug: str | None = None
 ) -> ModuleType:
-    """The module that `--stage NN`, `--impl FILE` or `--bug NAME` asks for; the last stage if none.
+    """What `--stage NN`, `--impl PATH` or `--bug NAME` asks for; the last stage if none is given.
 
-    Raises ImplementationError (a ValueError) if two are given, for an unknown chapter or bug, and
-    for a file that cannot be imported.
+    PATH is a file or the folder of a package. Raises ImplementationError (a ValueError) if two are
+    given, for an unknown chapter or bug, and for what cannot be imported.
     """
     given = {"--stage": stage, "--impl": impl, "--bug": bug}
     options = [option for option, value in given.items() if value is not None]
@@ -159,7 +143,7 @@ def resolve_stage(
     if impl is not None:
         path = Path(impl)
         from_root = find_root() / path  # a notebook runs in a folder of its own
-        return load_file(from_root if from_root.exists() and not path.exists() else path)
+        return load_path(from_root if from_root.exists() and not path.exists() else path)
     if bug is not None:
         bugs = load_bugs(find_root())
         if bug not in bugs:

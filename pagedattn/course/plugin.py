@@ -1,8 +1,8 @@
 """pytest for chapters: whose code is under test, which tests run on it, and what a failure means.
 
     pytest chapters/02                 the library's stage 02; and each bug, on the tests it names
-    pytest chapters/02 --student       chapters/02/exercise.py instead
-    pytest chapters/02 --impl FILE     any other module instead
+    pytest chapters/02 --student       chapters/02/exercise.py, or the folder exercise, instead
+    pytest chapters/02 --impl PATH     any other module, or a package's folder, instead
     pytest chapters/02 --task 2.1      only that task's tests; goes with the two above
 
 A test that meets an unfinished task is reported as to do, not as failed. The exit code is 0 only
@@ -26,8 +26,8 @@ from _pytest.outcomes import OutcomeException
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from pagedattn.course.chapters import shown
-from pagedattn.course.implementations import Bug, load_file, load_stage
+from pagedattn.course.chapters import exercise_path, shown
+from pagedattn.course.implementations import Bug, load_path, load_stage
 from pagedattn.course.names import NamedTest
 from pagedattn.course.selection import Case, Selection, select
 from pagedattn.course.tasks import ToDo, unfinished_task
@@ -43,8 +43,8 @@ class Unfinished(ToDo, OutcomeException):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("pagedattn", "pagedattn: whose code the chapters' tests run on")
     whose = group.addoption
-    whose("--student", action="store_true", help="the student's chapters/NN/exercise.py")
-    whose("--impl", metavar="FILE", help="the module in this file")
+    whose("--student", action="store_true", help="the student's chapters/NN/exercise")
+    whose("--impl", metavar="PATH", help="the module in this file, or the package in this folder")
     whose("--task", metavar="ID", help="only the tests of this task, for example 2.1")
     whose("--slow", action="store_true", help="run the tests marked slow, too")
 
@@ -57,7 +57,7 @@ class Course:
         self.selection: Selection = select(config)
         self.student: bool = config.option.student
         self.impl: str | None = config.option.impl
-        self._load_file = cache(load_file)
+        self._load_path = cache(load_path)
         self._check()
 
     def _check(self) -> None:
@@ -70,25 +70,25 @@ class Course:
         for chapter in chapters if self.student or self.impl else []:
             self.module(Case(chapter))
 
-    def _file(self, chapter: str) -> Path:
+    def _path(self, chapter: str) -> Path:
         if self.impl:
             return (self.config.invocation_params.dir / self.impl).resolve()
-        return self.selection.folders[chapter] / "exercise.py"
+        return exercise_path(self.selection.folders[chapter])
 
     def module(self, case: Case) -> ModuleType:
         """The module that a test gets as `stage`."""
         if case.bug:
             return case.bug.stage()
         if self.student or self.impl:
-            return self._load_file(self._file(case.chapter), NotImplementedError=Unfinished)
+            return self._load_path(self._path(case.chapter), NotImplementedError=Unfinished)
         return load_stage(case.chapter)
 
     def whose(self) -> str:
         """Whose code is under test, in words."""
         if not (self.student or self.impl):
             return "the library"
-        files = [self._file(chapter) for chapter in self.selection.chapters]
-        return ", ".join(shown(file, self.config.rootpath) for file in files)
+        paths = [self._path(chapter) for chapter in self.selection.chapters]
+        return ", ".join(shown(path, self.config.rootpath) for path in paths)
 
 
 COURSE = pytest.StashKey[Course]()

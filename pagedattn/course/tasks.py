@@ -10,6 +10,9 @@ points = 10
 minutes = 30
 tests = ["test_pool.py::test_order"]        they need no later task
 hint = "take blocks from the head of the queue"
+
+Where the stage is a package, `module` is its folder, "pagedattn/prefix", and each task says which
+of its modules defines the symbols: `file = "pool.py"`.
 """
 
 import re
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedattn.course.chapters import STAGES, chapter_folders
+from pagedattn.course.chapters import chapter_folders, module_files, stage_path
 from pagedattn.course.names import NamedTest, find_functions, parse_file
 
 _UNFINISHED = re.compile(r"task \d+\.\d+\b")
@@ -36,10 +39,11 @@ _FIELDS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True)
 class Task:
-    """What a student writes in one go: the bodies of `symbols`, checked by `tests`."""
+    """What a student writes in one go: the bodies of `symbols` in `file`, checked by `tests`."""
 
     id: str
     title: str
+    file: Path
     symbols: tuple[str, ...]
     points: int
     minutes: int
@@ -54,7 +58,7 @@ class Task:
 
 @dataclass(frozen=True)
 class ChapterTasks:
-    """The tasks of one chapter, in order, and the module that they belong to."""
+    """The tasks of one chapter, in order, and its module: a file, or the folder of a package."""
 
     chapter: str
     folder: Path
@@ -66,8 +70,8 @@ def load_tasks(folder: Path) -> ChapterTasks:
     """Reads `folder/tasks.toml`, where `folder` is `chapters/NN` of a checkout.
 
     Raises ValueError, naming file and task, for a field that is missing, unknown or of the wrong
-    type, an id of another chapter or used twice, a symbol that the module does not define exactly
-    once or that two tasks share, and a test that does not exist.
+    type, an id of another chapter or used twice, a file that is not in the package, a symbol that
+    the file does not define exactly once or that two tasks share, and a test that does not exist.
     """
     path, chapter = folder / "tasks.toml", folder.name
     try:
@@ -82,35 +86,38 @@ def load_tasks(folder: Path) -> ChapterTasks:
 def _read(data: dict[str, Any], folder: Path, chapter: str) -> ChapterTasks:
     if unknown := data.keys() - {"module", "task"}:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-    expected = STAGES[chapter].replace(".", "/") + ".py"
+    root = folder.parents[1]
+    module = stage_path(chapter, root)
+    expected = module.relative_to(root).as_posix()
     if data.get("module") != expected:
         raise ValueError(f"module is {data.get('module')!r}, the chapter's is {expected!r}")
-    module = folder.parents[1] / expected
-    if not module.is_file():
+    if not module.exists():
         raise ValueError(f"there is no file {expected}")
-    tasks = tuple(_read_task(fields, folder) for fields in data.get("task", []))
+    tasks = tuple(_read_task(fields, folder, module) for fields in data.get("task", []))
     if not tasks:
         raise ValueError("there is no [[task]]")
-    tree = parse_file(module)
-    owners: dict[str, str] = {}
+    trees = {file: parse_file(file) for file in module_files(module)}
+    owners: dict[tuple[Path, str], str] = {}
     for number, task in enumerate(tasks, start=1):
         if task.id != f"{int(chapter)}.{number}":
             raise ValueError(f"task {number} has id {task.id!r}, not {int(chapter)}.{number}")
         for symbol in task.symbols:
-            if symbol in owners:
-                raise ValueError(f"task {task.id}: {symbol} belongs to task {owners[symbol]}, too")
-            owners[symbol] = task.id
-            if (found := len(find_functions(tree, symbol))) != 1:
-                raise ValueError(f"task {task.id}: {expected} defines {symbol} {found} times")
+            if owner := owners.get((task.file, symbol)):
+                raise ValueError(f"task {task.id}: {symbol} belongs to task {owner}, too")
+            owners[task.file, symbol] = task.id
+            if (found := len(find_functions(trees[task.file], symbol))) != 1:
+                file = task.file.relative_to(root).as_posix()
+                raise ValueError(f"task {task.id}: {file} defines {symbol} {found} times")
     return ChapterTasks(chapter, folder, module, tasks)
 
 
-def _read_task(fields: dict[str, Any], folder: Path) -> Task:
+def _read_task(fields: dict[str, Any], folder: Path, module: Path) -> Task:
     label = f"task {fields.get('id', 'without an id')}"
-    if wrong := fields.keys() ^ _FIELDS.keys():
+    kinds = _FIELDS | {"file": str} if module.is_dir() else _FIELDS
+    if wrong := fields.keys() ^ kinds.keys():
         name = min(wrong)
         raise ValueError(f"{label}: {name} is {'unknown' if name in fields else 'missing'}")
-    for name, kind in _FIELDS.items():
+    for name, kind in kinds.items():
         value = fields[name]
         if type(value) is not kind or not value:
             raise ValueError(f"{label}: {name} is {value!r}, not a {kind.__name__} with content")
@@ -120,14 +127,17 @@ def _read_task(fields: dict[str, Any], folder: Path) -> Task:
         raise ValueError(f"{label}: points and minutes are positive")
     if "\n" in fields["hint"]:
         raise ValueError(f"{label}: the hint is one line")
+    file = module / fields["file"] if module.is_dir() else module
+    if file not in module_files(module):
+        raise ValueError(f"{label}: {module.name} has no module {fields['file']}")
     tests = []
     for entry in fields["tests"]:
         test = NamedTest.parse(entry, folder)
         if not test.exists():
             raise ValueError(f"{label}: there is no test {entry}")
         tests.append(test)
-    given = {**fields, "symbols": tuple(fields["symbols"]), "tests": tuple(tests)}
-    return Task(**given)
+    given = {"file": file, "symbols": tuple(fields["symbols"]), "tests": tuple(tests)}
+    return Task(**{**fields, **given})
 
 
 def load_all_tasks(root: Path) -> list[ChapterTasks]:

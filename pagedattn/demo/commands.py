@@ -136,7 +136,7 @@ def add_generate_arguments(parser: ArgumentParser) -> None:
     add("--raw", action="store_true", help="continue the text as it is, without a chat template")
     code = parser.add_mutually_exclusive_group()
     code.add_argument("--stage", metavar="NN", help="the library's cache of this chapter")
-    code.add_argument("--impl", type=Path, metavar="FILE", help="the cache in this file")
+    code.add_argument("--impl", type=Path, metavar="PATH", help="the cache in this file or package")
     code.add_argument("--bug", metavar="NAME", help="a cache with this bug, and what it changes")
 
 

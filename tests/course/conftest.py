@@ -1,4 +1,5 @@
-"""A throw-away course of two chapters, so that these tests stand on no real chapter."""
+"""A throw-away course of two chapters, and a third whose stage is a package, so that these tests
+stand on no real chapter."""
 
 import re
 from collections.abc import Callable
@@ -161,6 +162,92 @@ def mini(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Mini:
     monkeypatch.setitem(STAGES, "02", "catalogue")
     pytester.syspathinsert()
     return Mini(pytester)
+
+
+PACKAGE = {
+    "__init__.py": """
+        '''An archive.'''
+
+        from .boxes import label
+        from .rooms import Box, Shelf
+
+        __all__ = ["Box", "Shelf", "label"]
+        """,
+    "boxes.py": """
+        from dataclasses import dataclass
+
+
+        @dataclass
+        class Box:
+            title: str
+
+
+        def label(title):
+            return f"a box of {title}"
+        """,
+    "rooms.py": """
+        import shelf
+
+        from .boxes import Box, label
+
+
+        class Shelf(shelf.Shelf):
+            def put(self, title):
+                number = super().put(title)
+                self.books[-1] = Box(title)
+                return number
+
+            def labels(self):
+                '''What is written on the boxes.'''
+                return [label(box.title) for box in self.books]
+        """,
+}
+TEST_ARCHIVE = """
+def test_labels(stage):
+    shelf = stage.Shelf(2)
+    shelf.put("maps")
+    assert shelf.labels() == ["a box of maps"], "the label says what is inside"
+
+
+def test_label(stage):
+    assert stage.label("maps") == "a box of maps"
+"""
+ARCHIVE_TASKS = """
+module = "archive"
+
+[[task]]
+id = "3.1"
+title = "Labels"
+file = "boxes.py"
+symbols = ["label"]
+points = 5
+minutes = 10
+tests = ["test_archive.py::test_label"]
+hint = "write what is inside"
+
+[[task]]
+id = "3.2"
+title = "Shelves"
+file = "rooms.py"
+symbols = ["Shelf.put", "Shelf.labels"]
+points = 5
+minutes = 10
+tests = ["test_archive.py::test_labels"]
+hint = "put boxes on the shelf"
+"""
+
+
+@pytest.fixture
+def archive(mini: Mini, monkeypatch: pytest.MonkeyPatch) -> Mini:
+    """The course with a chapter 03, whose stage is the package `archive`, and with all tasks."""
+    monkeypatch.setitem(STAGES, "03", "archive")
+    for name, text in PACKAGE.items():
+        mini.write(f"archive/{name}", text)
+    mini.write("chapters/03/test_archive.py", TEST_ARCHIVE)
+    mini.write("chapters/03/tasks.toml", ARCHIVE_TASKS)
+    mini.tasks()
+    monkeypatch.chdir(mini.root)
+    return mini
 
 
 @pytest.fixture

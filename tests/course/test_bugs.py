@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pagedattn.course.implementations import ImplementationError, load_bug, load_file, load_fresh
+from pagedattn.course.implementations import ImplementationError, load_bug, load_fresh, load_path
 
 pytest_plugins = ["pytester"]
 
@@ -136,11 +136,11 @@ def test_a_file_is_read_again_at_once(tmp_path, monkeypatch):
     path = tmp_path / "mine.py"
     for value in (1, 2, 3):  # same size, same second
         path.write_text(f"VALUE = {value}\n")
-        assert value == load_file(path).VALUE
+        assert value == load_path(path).VALUE
     assert [p.name for p in tmp_path.iterdir()] == ["mine.py"], "no __pycache__"
 
 
 def test_a_file_may_import_as_the_library_does(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("from .course.chapters import STAGES\nfrom pagedattn.course import names\n")
-    assert "01" in load_file(path).STAGES
+    assert "01" in load_path(path).STAGES

@@ -2,13 +2,14 @@
 
 import ast
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
 from pagedattn.course import exercise
 from pagedattn.course.check import run_exercises
 from pagedattn.course.exercise import Written
-from pagedattn.course.implementations import load_file
+from pagedattn.course.implementations import load_path
 from pagedattn.course.names import find_functions
 from pagedattn.course.tasks import Task, load_tasks
 
@@ -16,12 +17,12 @@ pytest_plugins = ["pytester"]
 
 
 def task(*symbols: str, hint: str = "go") -> Task:
-    return Task("1.1", "t", symbols, 1, 1, (), hint)
+    return Task("1.1", "t", Path("mine.py"), symbols, 1, 1, (), hint)
 
 
 def test_only_the_body_changes(mini):
     mini.tasks()
-    text = exercise.generate(load_tasks(mini.root / "chapters/01"))
+    (text,) = exercise.generate(load_tasks(mini.root / "chapters/01")).values()
     header, _, body = text.partition("\n\n")
     assert all(line.startswith("#") for line in header.splitlines())
     assert "pytest chapters/01 --student" in header
@@ -117,26 +118,30 @@ def test_a_students_work_is_kept(mini):
     mini.tasks()
     chapter = load_tasks(mini.root / "chapters/01")
     path = chapter.folder / "exercise.py"
-    assert exercise.write(chapter) is Written.NEW
-    assert exercise.write(chapter) is Written.SAME
+    assert exercise.write(chapter) == {"exercise.py": Written.NEW}
+    assert exercise.write(chapter) == {"exercise.py": Written.SAME}
 
     module = chapter.module.read_text()
     chapter.module.write_text(module.replace("A shelf.", "A long shelf."))
-    assert exercise.write(chapter) is Written.NEW, "nobody touched it: the new text replaces it"
+    assert exercise.write(chapter) == {"exercise.py": Written.NEW}, (
+        "nobody touched it: the new text replaces it"
+    )
     assert "A long shelf." in path.read_text()
 
     work = path.read_text().replace("raise NotImplementedError(", "return len(")
     path.write_text(work)
-    assert exercise.write(chapter) is Written.EDITED
+    assert exercise.write(chapter) == {"exercise.py": Written.EDITED}
     assert path.read_text() == work
     chapter.module.write_text(module)
-    assert exercise.write(chapter) is Written.EDITED
+    assert exercise.write(chapter) == {"exercise.py": Written.EDITED}
     assert path.read_text() == work
-    assert exercise.write(chapter, force=True) is Written.NEW
+    assert exercise.write(chapter, force=True) == {"exercise.py": Written.NEW}
     assert "return len(" not in path.read_text()
 
     path.write_text("my_own = 1\n")
-    assert exercise.write(chapter) is Written.EDITED, "a file without the header is somebody's"
+    assert exercise.write(chapter) == {"exercise.py": Written.EDITED}, (
+        "a file without the header is somebody's"
+    )
 
 
 def test_the_command(mini, capsys, monkeypatch):
@@ -145,7 +150,7 @@ def test_the_command(mini, capsys, monkeypatch):
     assert run_exercises(Namespace(force=False)) == 0
     assert "chapters/01/exercise.py: written" in capsys.readouterr().out
     assert exercise.check([load_tasks(mini.root / "chapters/01")]) == []
-    stage = load_file(mini.root / "chapters/01/exercise.py")
+    stage = load_path(mini.root / "chapters/01/exercise.py")
     with pytest.raises(NotImplementedError, match=r"task 1\.1: append"):
         stage.Shelf(1).put("a")
 

@@ -1,10 +1,13 @@
 """The promises that every chapter's own tasks, exercise and questions keep."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 from pagedattn.course import exercise
-from pagedattn.course.chapters import chapter_folders, find_root
-from pagedattn.course.implementations import load_file
+from pagedattn.course.chapters import chapter_folders, exercise_path, find_root
+from pagedattn.course.implementations import load_path
 from pagedattn.course.predict import read_questions
 from pagedattn.course.tasks import ChapterTasks, Task, load_all_tasks
 
@@ -15,12 +18,20 @@ TASKS = [(chapter, task) for chapter in load_all_tasks(ROOT) for task in chapter
 each_task = pytest.mark.parametrize(("chapter", "task"), TASKS, ids=[t.id for _, t in TASKS])
 
 
+def write(folder: Path, chapter: ChapterTasks, tasks: Sequence[Task]) -> Path:
+    """Writes the chapter's exercise with these tasks to do; returns its path."""
+    for name, text in exercise.generate(chapter, tasks).items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return folder / exercise_path(chapter.folder).name
+
+
 def run(
     pytester: pytest.Pytester, chapter: ChapterTasks, task: Task, unfinished: list[Task]
 ) -> dict[str, list[str]]:
     """The task's tests on the library's module without some bodies: their names by outcome."""
-    impl = pytester.path / "mine.py"
-    impl.write_text(exercise.generate(chapter, unfinished))
+    impl = write(pytester.path, chapter, unfinished)
     config = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "no:cacheprovider")
     result = pytester.inline_run(
         *config, str(chapter.folder), "--impl", str(impl), "--task", task.id
@@ -52,9 +63,7 @@ def test_a_tasks_tests_need_the_task(pytester, chapter, task):
 
 @pytest.mark.parametrize("chapter", load_all_tasks(ROOT), ids=lambda chapter: chapter.chapter)
 def test_an_exercise_can_be_imported(chapter, tmp_path):
-    path = tmp_path / "exercise.py"
-    path.write_text(exercise.generate(chapter))
-    assert load_file(path).build_cache
+    assert load_path(write(tmp_path, chapter, chapter.tasks)).build_cache
 
 
 @pytest.mark.parametrize("folder", chapter_folders(ROOT).values(), ids=lambda folder: folder.name)

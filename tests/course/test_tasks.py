@@ -11,7 +11,7 @@ def test_read(mini):
     mini.tasks()
     chapter = load_tasks(mini.root / "chapters/01")
     (task,) = chapter.tasks
-    assert chapter.module == mini.root / "shelf.py"
+    assert chapter.module == task.file == mini.root / "shelf.py"
     assert (task.id, task.symbols, task.points, task.minutes) == ("1.1", ("Shelf.put",), 5, 10)
     assert str(task.tests[0]) == "test_shelf.py::test_full[2]"
     assert task.message == "task 1.1: append the book, unless the shelf is full"
@@ -30,6 +30,7 @@ def test_read(mini):
         ("points = 5", 'points = "5"', "task 1.1: points is '5', not a int"),
         ("points = 5", "points = -5", "task 1.1: points and minutes are positive"),
         ("points = 5", "points = 5\nstars = 5", "task 1.1: stars is unknown"),
+        ("points = 5", 'points = 5\nfile = "shelf.py"', "task 1.1: file is unknown"),
         ('"Shelf.put"', '"Shelf.put", "Shelf.put"', "Shelf.put belongs to task 1.1, too"),
         ('["Shelf.put"]', "[1]", "symbols is [1], not a list of strings"),
         ('"Put"', '""', "title is ''"),
