@@ -2,10 +2,14 @@
 
 from pagedattn.attention import AttentionSpec
 from pagedattn.cache import Batch, Config, KVCache, OutOfBlocks, Usage
-from pagedattn.sharing import (
+from pagedattn.prefix import (
+    BlockHasher,
     BlockPool,
     BlockTable,
+    ExtraKeys,
+    FreeKVCacheBlockQueue,
     Heir,
+    Image,
     KVCacheBlock,
     PagedKVCache,
     build_cache,
@@ -14,10 +18,14 @@ from pagedattn.sharing import (
 __all__ = [
     "AttentionSpec",
     "Batch",
+    "BlockHasher",
     "BlockPool",
     "BlockTable",
     "Config",
+    "ExtraKeys",
+    "FreeKVCacheBlockQueue",
     "Heir",
+    "Image",
     "KVCache",
     "KVCacheBlock",
     "OutOfBlocks",

@@ -29,13 +29,16 @@ def _trace(parser: ArgumentParser) -> Run:
 
 
 def _bench(parser: ArgumentParser) -> Run:
-    from pagedattn.bench import generate, sharing, survey
+    from pagedattn.bench import first_token, generate, pool, prefix, sharing, survey
 
     measurements = parser.add_subparsers(metavar="MEASUREMENT", required=True)
     for name, summary, module in (
         ("generate", "tokens per second against transformers", generate),
         ("waste", "every policy on recorded traces: memory used, requests at a time", survey),
         ("sharing", "blocks saved when samples or beams share them, on recorded lengths", sharing),
+        ("prefix", "prompt tokens that the cache holds already, on recorded prompts", prefix),
+        ("first_token", "time to the first token, without and with a hit", first_token),
+        ("pool", "the pool, the hasher and four free queues by the clock", pool),
     ):
         measurement = measurements.add_parser(name, help=summary, description=summary)
         module.add_arguments(measurement)

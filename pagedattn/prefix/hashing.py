@@ -47,9 +47,11 @@ class Image:
 
     def __post_init__(self) -> None:
         _check_kind("an image's identifier", self.identifier, (str, bytes))
-        if whole_number(self.offset, "offset") < 0:
+        for name in ("offset", "length"):  # an integer of NumPy becomes an int
+            object.__setattr__(self, name, whole_number(getattr(self, name), f"an image's {name}"))
+        if self.offset < 0:
             raise ValueError(f"an image's offset is {self.offset}; positions begin at 0")
-        at_least_1(self.length, "length")
+        at_least_1(self.length, "an image's length")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +109,12 @@ class BlockHasher:
         """The digests of the full blocks of ``token_ids`` that follow those in ``block_hashes``.
 
         Tokens behind the last full block have no digest. The salt enters the first block, and with
-        the chain all the others. Raises ValueError for a salt that is neither str nor bytes.
+        the chain all the others. Raises ValueError for a token id that is no whole number of 64
+        bits, a salt that is neither str nor bytes, or a last digest that is not one.
         """
         check_identity(salt, extra_keys)
+        parent = block_hashes[-1] if block_hashes else self.root
+        check_digest(parent)
         first, stop = len(block_hashes), len(token_ids) // self.block_size
         tokens = _pack(token_ids[first * self.block_size : stop * self.block_size])
         stride = self.block_size * _TOKEN_SIZE
@@ -119,7 +124,7 @@ class BlockHasher:
                 content + self._extra_bytes(index, salt, extra_keys)
                 for index, content in enumerate(contents, first)
             ]
-        return hash_chain(block_hashes[-1] if block_hashes else self.root, contents)
+        return hash_chain(parent, contents)
 
     def _extra_bytes(
         self, index: int, salt: str | bytes | None, extra_keys: ExtraKeys | None
@@ -150,6 +155,12 @@ def hash_chain(parent: bytes, contents: Iterable[bytes]) -> list[bytes]:
     return digests
 
 
+def check_digest(block_hash: object) -> None:
+    """Raises ValueError unless this is a digest: ``DIGEST_SIZE`` bytes."""
+    if not isinstance(block_hash, bytes) or len(block_hash) != DIGEST_SIZE:
+        raise ValueError(f"a digest is {block_hash!r}; {DIGEST_SIZE} bytes are needed")
+
+
 def check_identity(salt: object, extra_keys: object) -> None:
     """Raises ValueError unless these are a salt and extra keys, or None."""
     if salt is not None:
@@ -160,7 +171,10 @@ def check_identity(salt: object, extra_keys: object) -> None:
 
 def _pack(token_ids: Sequence[int]) -> bytes:
     """8 bytes a token, the lowest first: for a whole prompt in one call, not for each block."""
-    packed = array("q", token_ids)
+    try:
+        packed = array("q", token_ids)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"a token id is no whole number of 64 bits: {error}") from error
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
@@ -178,9 +192,10 @@ def _field(name: bytes, value: str | int | bytes) -> bytes:
 
 
 def _tensor_digest(tensor: Tensor) -> bytes:
-    """The digest of a tensor's dtype and bytes."""
+    """The digest of the dtype, the width and the bytes of a tensor [n, width]."""
     raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return sha256(_field(b"d", str(tensor.dtype)) + raw).digest()
+    kind = _field(b"d", str(tensor.dtype)) + _field(b"w", tensor.shape[1])
+    return sha256(kind + raw).digest()
 
 
 def _check_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:

@@ -18,7 +18,7 @@ from pagedattn import sharing
 from pagedattn.cache import OutOfBlocks
 
 from .block import KVCacheBlock
-from .hashing import DIGEST_SIZE
+from .hashing import check_digest
 from .queue import FreeKVCacheBlockQueue
 
 
@@ -116,10 +116,15 @@ class BlockPool(sharing.BlockPool):
 
         ``blocks`` and ``block_hashes`` are those of one sequence from its beginning; the blocks
         before ``num_cached_blocks`` are registered already. The null block is left out. Raises
-        ValueError for fewer blocks or digests than ``num_full_blocks``, a digest that is not
-        ``DIGEST_SIZE`` bytes, a block that is free, of another pool, named twice or registered;
-        then nothing has changed.
+        ValueError for a negative number, fewer blocks or digests than ``num_full_blocks``, a digest
+        that is not 32 bytes, a block that is free, of another pool, named twice or registered; then
+        nothing has changed.
         """
+        if min(num_cached_blocks, num_full_blocks) < 0:
+            raise ValueError(
+                f"blocks {num_cached_blocks} to {num_full_blocks} are to be registered; blocks are "
+                "counted from 0"
+            )
         if num_full_blocks > min(len(blocks), len(block_hashes)):
             raise ValueError(
                 f"{num_full_blocks} full blocks are to be registered; there are {len(blocks)} "
@@ -205,11 +210,7 @@ class BlockPool(sharing.BlockPool):
         seen = set()
         for block, digest in new:
             self._check_usable(block)
-            if not isinstance(digest, bytes) or len(digest) != DIGEST_SIZE:
-                raise ValueError(
-                    f"block {block.block_id}: the digest is {digest!r}; "
-                    f"{DIGEST_SIZE} bytes are needed"
-                )
+            check_digest(digest)
             if block.block_hash is not None or block in seen:
                 raise ValueError(f"block {block.block_id} has a digest already")
             if block.ref_cnt == 0:

@@ -11,7 +11,7 @@ time are one slice, where a linked list takes n steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .block import KVCacheBlock
@@ -25,15 +25,16 @@ class FreeKVCacheBlockQueue:
     Blocks are numbered in the order in which they come, and ``block.queue_position`` keeps the
     number. Number ``_first + i`` stands in ``_entries[i]``; those before ``_entries[_head]`` have
     left at the head. What leaves elsewhere leaves a hole, None. The list is shortened when half of
-    it is used up: so each block that leaves pays for moving one other.
+    it is used up: so each block that leaves pays for moving one other. Numbers are needed by
+    ``remove`` alone, and given when it is called, to those that came since.
     """
 
     def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
-        self._entries: list[KVCacheBlock | None] = []
+        self._entries: list[KVCacheBlock | None] = list(blocks)
         self._first = 0
         self._head = 0
         self._num_holes = 0
-        self.append_n(list(blocks))
+        self._next_number = 0
 
     def __len__(self) -> int:
         return len(self._entries) - self._head - self._num_holes
@@ -44,13 +45,10 @@ class FreeKVCacheBlockQueue:
 
     def append(self, block: KVCacheBlock) -> None:
         """Add a block at the tail. It must not be in the queue already."""
-        self.append_n([block])
+        self._entries.append(block)
 
-    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def append_n(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Add blocks at the tail, in this order. None of them may be in the queue already."""
-        next_position = self._first + len(self._entries)
-        for position, block in enumerate(blocks, next_position):
-            block.queue_position = position
         self._entries += blocks
 
     def popleft(self) -> KVCacheBlock:
@@ -79,12 +77,21 @@ class FreeKVCacheBlockQueue:
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block out, wherever it stands. Raises ValueError when it is not in the queue."""
+        if self._next_number < self._first + len(self._entries):
+            self._number_new_entries()
         index = block.queue_position - self._first
         if not self._head <= index < len(self._entries) or self._entries[index] is not block:
             raise ValueError(f"block {block.block_id} is not in the free queue")
         self._entries[index] = None
         self._num_holes += 1
         if 2 * self._num_holes > len(self._entries):
-            blocks = list(self)
-            self._entries, self._head, self._num_holes = [], 0, 0
-            self.append_n(blocks)
+            self._first += len(self._entries)
+            self._entries = list(self)
+            self._head = self._num_holes = 0
+
+    def _number_new_entries(self) -> None:
+        begin = max(self._next_number - self._first, self._head)
+        new: list[Any] = self._entries[begin:]  # without holes: who leaves one has a number
+        for number, block in enumerate(new, self._first + begin):
+            block.queue_position = number
+        self._next_number = self._first + len(self._entries)

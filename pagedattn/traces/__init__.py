@@ -5,7 +5,8 @@ tokens were generated. That is enough to ask how many requests fit into a pool o
 same time, and how much of what they reserve they ever use. No model has to run.
 
 Read `recorded` (what a request is), then `fcfs` (one run, step by step), then `policies` (what a
-request reserves) and `oracles` (what could be reserved if lengths were known).
+request reserves) and `oracles` (what could be reserved if lengths were known). `prefix` asks
+another question: how much of each prompt is in the cache already.
 """
 
 from pagedattn.traces.buddy import BuddyArena
@@ -15,6 +16,7 @@ from pagedattn.traces.fragmentation import Fragmentation, fragmentation
 from pagedattn.traces.named import policy_named
 from pagedattn.traces.oracles import Buddy, ExactFirstFit, PagedOracle, ReserveExact
 from pagedattn.traces.policies import Paged, Policy, ReserveMax, Running
+from pagedattn.traces.prefix import Hits, infinite_hits, prefix_hits
 from pagedattn.traces.recorded import VIEWS, Request, select
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "BuddyArena",
     "ExactFirstFit",
     "Fragmentation",
+    "Hits",
     "Metrics",
     "Paged",
     "PagedOracle",
@@ -32,8 +35,10 @@ __all__ = [
     "ReserveMax",
     "Running",
     "fragmentation",
+    "infinite_hits",
     "load_trace",
     "policy_named",
+    "prefix_hits",
     "replay",
     "select",
     "shipped_traces",
