@@ -21,7 +21,7 @@ def draw() -> Figure:
     full = capture_arena(cache)
     cache.free("B")
     cache.free("D")
-    holes = capture_arena(cache, full.seen)
+    holes = capture_arena(cache, full)
     try:
         cache.add("F", range(20), max_tokens=28)
     except OutOfBlocks as error:

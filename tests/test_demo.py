@@ -21,11 +21,7 @@ from pagedattn.course.names import NamedTest
 from pagedattn.demo import commands, screen
 from pagedattn.demo.run import Answer
 from pagedattn.model import Llama, Tokenizer
-
-
-def blocks_in(drawing: str) -> dict[int, str]:
-    """What stands in each block: ``12[AAA.]`` -> {12: "AAA."}."""
-    return {int(number): bar for number, bar in re.findall(r"(\d+)\[(.*?)\]", drawing)}
+from tests.pictures import blocks_in
 
 
 def test_generate_prints_answers_and_memory_without_control_codes(generate: Any) -> None:
@@ -272,9 +268,13 @@ def test_demo_end_to_end(real_model: tuple[Llama, Tokenizer]) -> None:
     assert "The capital of France is Paris." in text
     # One slot of SmolLM2: 2 x 30 layers x 3 heads x 64 numbers x 4 bytes; 4 x 8192 of them.
     assert "46,080" in text and "1,440.0 MiB" in text
-    first, _, second = text.partition("Now 3 answers to prompt D")
+    first, _, rest = text.partition("Now 3 answers to prompt D")
+    second, _, third = rest.partition("Last, two questions")
     assert {bar[0] for bar in blocks_in(first).values()} >= set("/ABCD")
     assert "abcabc" in second and "sharing saves" in second
+    # 131 tokens are 8 full blocks; the questions begin in the eighth.
+    assert "You may borrow five" in third
+    assert "112 of the 131 tokens of F were in the cache, in blocks 1 2 3 4 5 6 7" in third
 
 
 def test_the_demo_of_a_beam_search(tiny_model: tuple[Llama, Tokenizer]) -> None:

@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 
 from pagedattn.demo import commands
+from tests.pictures import blocks_in
 
 HOT = ("--temperature", "1.5", "--seed", "3")
 RAW = ("--raw", "--block-size", "4", "--max-new-tokens", "6")
-
-
-def blocks_in(drawing: str) -> dict[int, str]:
-    """What stands in each block: ``12[AAA.]`` -> {12: "AAA."}."""
-    return {int(number): bar for number, bar in re.findall(r"(\d+)\[(.*?)\]", drawing)}
 
 
 def sharing_in(out: str) -> dict[str, int]:

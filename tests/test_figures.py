@@ -9,8 +9,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path as MplPath
 
 from pagedattn import contiguous, paged, viz
@@ -18,6 +17,7 @@ from pagedattn.traces import Metrics
 from pagedattn.viz import style
 from pagedattn.viz.scenes import grow, small_config, start
 from pagedattn.viz.state import capture
+from tests.pictures import patches, rectangle, words
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "figures"
@@ -28,24 +28,6 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 def pinned_matplotlib() -> str:
     lines = (ROOT / "constraints.txt").read_text().split()
     return next(line.partition("==")[2] for line in lines if line.startswith("matplotlib=="))
-
-
-def patches(figure: Figure) -> dict[str, Patch]:
-    """The patches of all axes that have a gid, by it."""
-    named = [(p.get_gid(), p) for axes in figure.axes for p in axes.patches]
-    ids = [gid for gid, _ in named if gid]
-    assert len(ids) == len(set(ids)), "a gid is used twice"
-    return {gid: patch for gid, patch in named if gid}
-
-
-def rectangle(figure: Figure, gid: str) -> Rectangle:
-    patch = patches(figure)[gid]
-    assert isinstance(patch, Rectangle)
-    return patch
-
-
-def words(figure: Figure) -> list[str]:
-    return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
 @pytest.fixture

@@ -7,32 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from pagedattn import paged, sharing, viz
 from pagedattn.sharing import Heir
 from pagedattn.viz import style
 from pagedattn.viz.scenes import compute, grow, small_config, start
 from pagedattn.viz.state import capture_pool
-
-
-def patches(figure: Figure) -> dict[str, Patch]:
-    """The patches of all axes that have a gid, by it."""
-    named = [(p.get_gid(), p) for axes in figure.axes for p in axes.patches]
-    ids = [gid for gid, _ in named if gid]
-    assert len(ids) == len(set(ids)), "a gid is used twice"
-    return {gid: patch for gid, patch in named if gid}
-
-
-def rectangle(figure: Figure, gid: str) -> Rectangle:
-    patch = patches(figure)[gid]
-    assert isinstance(patch, Rectangle)
-    return patch
-
-
-def words(figure: Figure) -> list[str]:
-    return [text.get_text() for axes in figure.axes for text in axes.texts]
+from tests.pictures import patches, rectangle, words
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ import pytest
 import torch
 from rich.console import Console, RenderableType
 
-from pagedattn import contiguous, paged, sharing
+from pagedattn import contiguous, paged, prefix, sharing
 from pagedattn.cache import Config, KVCache, Usage
 from pagedattn.viz import terminal
+from pagedattn.viz.state import capture
 
 CONFIG = Config(
     num_layers=2,
@@ -137,6 +138,28 @@ def test_a_shared_block_shows_its_owners_and_its_count() -> None:
     cache.free("A")
     cache.free("C")
     assert "×" not in plain(terminal.draw_pool(cache))
+
+
+def test_free_blocks_show_the_digest_by_which_they_are_found_and_hits_a_tick() -> None:
+    cache = prefix.build_cache(CONFIG, seed="test")
+    cache.add("A", range(10))
+    compute(cache, {"A": 10})
+    drawing = plain(terminal.draw_pool(cache))
+    assert "#" not in drawing and "✓" not in drawing
+    cache.free("A")
+    before = capture(cache)
+    drawing = plain(terminal.draw_pool(before))
+    digests = prefix.BlockHasher(4, "test").hash_blocks(list(range(10)))
+    first, second = (f"#{digest.hex()[:3]}" for digest in digests)
+    bars = blocks(drawing.partition("a letter")[0])
+    assert [bars[i] for i in (1, 2, 3)] == [first, second, "    "]
+    assert "#: free, and can be found" in drawing and "✓" not in drawing
+    cache.add("B", range(6))  # 4 of its 6 tokens are found, in block 1
+    compute(cache, {"B": 2})
+    drawing = plain(terminal.draw_pool(capture(cache, before)))
+    assert "1[BBBB]✓" in drawing and f"2[{second}] " in drawing and "4[BB..] " in drawing
+    assert drawing.count("✓") == 2  # the block, and what the tick means
+    assert plain(terminal.draw_strip(cache, 4)).strip() == "[/B# B     ]"
 
 
 def test_the_arena_shows_slabs_and_holes() -> None:

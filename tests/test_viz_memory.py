@@ -6,27 +6,15 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from pagedattn import contiguous, paged, viz
 from pagedattn.contiguous import SlabArena
 from pagedattn.traces import BuddyArena, Metrics
 from pagedattn.viz import style
 from pagedattn.viz.scenes import fill, small_config, start
+from tests.pictures import rectangles, words
 
 LEFT, WIDTH = style.MARGIN, style.WIDTH - 2 * style.MARGIN
-
-
-def rectangles(figure: Figure) -> dict[str, Rectangle]:
-    named = [
-        (patch.get_gid(), patch)
-        for axes in figure.axes
-        for patch in axes.patches
-        if isinstance(patch, Rectangle)
-    ]
-    ids = [gid for gid, _ in named if gid]
-    assert len(ids) == len(set(ids)), "a gid is used twice"
-    return {gid: patch for gid, patch in named if gid}
 
 
 def places(figure: Figure, prefix: str, left: float, slots: float) -> dict[str, Any]:
@@ -39,10 +27,6 @@ def places(figure: Figure, prefix: str, left: float, slots: float) -> dict[str, 
         for gid, r in rectangles(figure).items()
         if gid.startswith(prefix)
     }
-
-
-def words(figure: Figure) -> list[str]:
-    return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
 def test_buddies_are_cut_and_merged() -> None:

@@ -26,6 +26,7 @@ from pagedattn.demo.branches import (
     show_sharing,
 )
 from pagedattn.demo.failure import where_it_failed
+from pagedattn.demo.prefixes import demo_prefix
 from pagedattn.demo.run import LABELS, Answer, Run, config_for, num_blocks_for, prepare
 from pagedattn.demo.screen import (
     busy,
@@ -69,7 +70,8 @@ def add_demo_arguments(parser: ArgumentParser) -> None:
 
 def run_demo(args: Namespace) -> int:
     """Answer four prompts at once through the paged cache of chapter 02, then one of them several
-    times through the sharing cache of chapter 03, and draw their memory."""
+    times through the sharing cache of chapter 03, then two that begin alike through the cache of
+    chapter 04, and draw their memory."""
     console = _new_console()
     console.print(
         "A small language model answers four prompts at once. Its memory of them, the\n"
@@ -99,7 +101,9 @@ def demo(
     show_memory(console, run)
     sound = show_invariants(console, run)
     options = Namespace(samples=samples, beams=beams, max_new_tokens=(max_new_tokens + 1) // 2)
-    return 0 if _demo_sharing(console, model, tokenizer, options) and sound else 1
+    sound &= _demo_sharing(console, model, tokenizer, options)
+    sound &= demo_prefix(console, model, tokenizer, options.max_new_tokens, BLOCK_SIZE)
+    return 0 if sound else 1
 
 
 def _demo_sharing(console: Console, model: Llama, tokenizer: Tokenizer, options: Namespace) -> bool:

@@ -100,7 +100,7 @@ class Run:
                 self.broken = f"after step {self.num_steps}: {error}", self.last
 
     def _capture(self) -> State:
-        return capture(self.cache, self.last.seen if self.last else ())
+        return capture(self.cache, self.last)
 
     def _shortage(self, error: OutOfBlocks) -> str:
         needs = self._needs()

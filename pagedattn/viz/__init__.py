@@ -5,10 +5,13 @@ Read `state` (what of a cache is drawn), `shapes` (the few shapes), then any of 
 
 from pagedattn.viz.arenas import ArenaRecording
 from pagedattn.viz.beams import BeamTree, draw_beam_tree
+from pagedattn.viz.chains import draw_hash_chain
 from pagedattn.viz.charts import draw_kv_growth, draw_waste
+from pagedattn.viz.hit_rates import draw_hit_rates
 from pagedattn.viz.memory import draw_memory
 from pagedattn.viz.policies import draw_block_sizes, draw_policies, draw_pool_shares
 from pagedattn.viz.pool import draw_pool
+from pagedattn.viz.queues import draw_free_queue
 from pagedattn.viz.recording import Frame, Recording
 from pagedattn.viz.saved import draw_sharing_saved
 from pagedattn.viz.sharing import draw_copy_on_write, draw_shared_tables
@@ -25,6 +28,9 @@ __all__ = [
     "draw_block_sizes",
     "draw_block_tables",
     "draw_copy_on_write",
+    "draw_free_queue",
+    "draw_hash_chain",
+    "draw_hit_rates",
     "draw_kv_growth",
     "draw_memory",
     "draw_policies",

@@ -58,7 +58,8 @@ def _cells(state: PoolState, width: float) -> tuple[int, float, float, float]:
     fit = max(1, int((width + GAP) / (least + GAP)))
     per_row = math.ceil(num_blocks / math.ceil(num_blocks / fit))
     cell_width = min((width + GAP) / per_row - GAP, max(0.62, 0.08 * state.block_size))
-    return per_row, cell_width, 0.34, 0.34 + shapes.ID_ROOM + 0.05
+    below = shapes.DIGEST_ROOM if state.has_digests else 0.0
+    return per_row, cell_width, 0.34, 0.34 + shapes.ID_ROOM + below + 0.05
 
 
 def grid_height(state: PoolState, width: float) -> float:
@@ -187,7 +188,8 @@ def _entries(state: State, width: float) -> list[list[tuple[float, OwnerState, s
 
 def legend_height(state: State, width: float) -> float:
     """The height that ``paint_legend`` fills."""
-    return (len(_entries(state, width)) + 1) * LEGEND_ROW
+    has_digests = isinstance(state, PoolState) and state.has_digests
+    return (len(_entries(state, width)) + 1 + has_digests) * LEGEND_ROW
 
 
 def paint_legend(axes: Axes, x: float, y: float, width: float, state: State) -> None:
@@ -199,6 +201,21 @@ def paint_legend(axes: Axes, x: float, y: float, width: float, state: State) -> 
             shapes.swatch(axes, x + left, middle, style.owner_colour(owner.number))
             shapes.text(axes, x + left + 0.19, middle, words, ha="left", fontsize=style.SMALL)
     paint_usage(axes, x, y + (len(rows) + 0.5) * LEGEND_ROW, state.usage)
+    if isinstance(state, PoolState) and state.has_digests:
+        paint_digest_legend(axes, x, y + (len(rows) + 1.5) * LEGEND_ROW, state)
+
+
+def paint_digest_legend(axes: Axes, x: float, y: float, state: PoolState) -> None:
+    """One line: how free blocks look that can be found, and what stands below blocks."""
+    num_findable = sum(block.is_findable for block in state.blocks)
+    look = {"ha": "left", "fontsize": style.SMALL, "color": style.MUTED}
+    shapes.findable(axes, x, y - 0.06, 0.12, 0.12, None, "legend-findable")
+    shapes.text(axes, x + 0.19, y, f"{num_findable} free blocks can be found", **look)
+    if len(state.blocks) > MANY_BLOCKS:
+        return
+    shapes.text(axes, x + 2.1, y, "below a block: the first digits of its digest", **look)
+    if any(block.is_hit for block in state.blocks):
+        shapes.text(axes, x + 5.1, y, "✓ hit: it was free", **{**look, "color": style.ACCENT})
 
 
 def paint_usage(axes: Axes, x: float, y: float, usage: Usage) -> None:

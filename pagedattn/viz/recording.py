@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pagedattn.cache import KVCache, SeqId
+from pagedattn.cache import KVCache
 from pagedattn.viz.pool import draw_pool
 from pagedattn.viz.state import State, capture
 from pagedattn.viz.style import Picture, png
@@ -22,20 +22,19 @@ class Frame:
 class Recording:
     """Snapshots of one cache, in order. Later changes of the cache leave them as they are.
 
-    A sequence keeps its colour through the whole recording.
+    A sequence keeps its colour through the whole recording; so do free blocks that can still be
+    found, and those that are found are marked.
     """
 
     def __init__(self, cache: KVCache) -> None:
         capture(cache)
         self.cache = cache
         self.frames: list[Frame] = []
-        self._seen: tuple[SeqId, ...] = ()
 
     def snapshot(self, caption: str) -> None:
         """Keep what the cache holds now."""
-        state = capture(self.cache, self._seen)
-        self._seen = state.seen
-        self.frames.append(Frame(state, caption))
+        before = self.frames[-1].state if self.frames else None
+        self.frames.append(Frame(capture(self.cache, before), caption))
 
     def draw(self, i: int) -> Picture:
         """Frame ``i``, counted from 0. Raises ValueError if there is no such frame."""

@@ -14,6 +14,8 @@ from pagedattn.viz import style
 from pagedattn.viz.state import BlockState, OwnerState
 
 ID_ROOM = 0.17  # above a block, for its number
+DIGEST_ROOM = 0.15  # below a block, for the first digits of its digest
+MONO: dict[str, Any] = {"family": "DejaVu Sans Mono"}
 
 
 def text(axes: Axes, x: float, y: float, words: str, **kwargs: Any) -> None:
@@ -109,6 +111,32 @@ def bands(
     box(axes, x, y, width, height, "none", edgecolor=style.INK, linewidth=1.6, gid=gid)
 
 
+def findable(
+    axes: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    former: OwnerState | None,
+    gid: str,
+) -> None:
+    """A free block that can still be found: ruled, in the thinned colour of who held it last."""
+    colour = style.owner_colour(former.number) if former else style.MUTED
+    edge = style.line_colour(former.number) if former else style.MUTED
+    rules = {"hatch": "-----", "edgecolor": style.tint(colour, 0.45), "linewidth": 0}
+    box(axes, x, y, width, height, style.tint(colour, 0.15), **rules)
+    box(axes, x, y, width, height, "none", edgecolor=edge, linewidth=1.0, gid=gid)
+
+
+def digest(axes: Axes, x: float, y: float, state: BlockState, gid: str) -> None:
+    """The first digits of a block's digest, centred at x below y; ticked if it was found."""
+    if not state.block_hash:
+        return
+    words = "✓" * state.is_hit + state.digits()
+    look = {"fontsize": 7.0, "color": style.ACCENT if state.is_hit else style.INK, **MONO}
+    text(axes, x, y + DIGEST_ROOM / 2, words, gid=gid, **look)
+
+
 def block(
     axes: Axes,
     x: float,
@@ -126,8 +154,9 @@ def block(
     """One block: its number above, its owner inside (or ``words``), its slots by their state.
 
     A block that several tables name has a band for each owner, a dark outline, and its ``ref_cnt``
-    beside its number: ``5 ×3``. Its outline has the gid ``block-5-owner-0``, ``block-5-owner-0-2``
-    for the owners 0 and 2, ``block-5-free`` or ``block-0-null``.
+    beside its number: ``5 ×3``. The first digits of its digest stand below. Its outline has the gid
+    ``block-5-owner-0``, ``block-5-owner-0-2`` for the owners 0 and 2, ``block-5-free``,
+    ``block-5-findable`` or ``block-0-null``.
     """
     middle = (x + width / 2, y + height / 2)
     gid = f"{name}-{state.block_id}"
@@ -135,6 +164,8 @@ def block(
         box(axes, x, y, width, height, style.FREE, gid=f"{gid}-null", hatch="xxxx")
         if width > 0.35:
             plate(axes, *middle, "null", style.FREE, style.SMALL, "normal")
+    elif state.is_findable:
+        findable(axes, x, y, width, height, state.former, f"{gid}-findable")
     elif state.owner is None:
         box(axes, x, y, width, height, style.FREE, gid=f"{gid}-free")
         if words:
@@ -146,7 +177,12 @@ def block(
             bands(axes, x, y, width, height, state.owners, used, gid)
         else:
             span(axes, x, y, width, height, state.owner, used, gid)
-    if not state.is_null and block_size <= 8 and width / block_size > 0.06:
+    if (
+        not state.is_null
+        and not state.is_findable
+        and block_size <= 8
+        and width / block_size > 0.06
+    ):
         rungs(axes, x, y, width, height, block_size)
     if len(state.owners) > 1:
         names = words or " ".join(owner.name for owner in state.owners)
@@ -161,6 +197,7 @@ def block(
         number = f"{state.block_id} ×{state.ref_cnt}" if state.is_shared else str(state.block_id)
         look = {"fontsize": style.SMALL, "color": style.MUTED, **shared}
         text(axes, middle[0], y - ID_ROOM / 2, number, **look)
+        digest(axes, middle[0], y + height, state, f"{name}-{state.block_id}-digest")
 
 
 def name_place(used: float, width: float) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedattn.cache import KVCache, SeqId, Usage
@@ -21,13 +20,20 @@ class OwnerState:
 @dataclass(frozen=True)
 class BlockState:
     """A block: the sequences whose tables name it, how many of its slots hold a token, and what it
-    counts itself: its ``ref_cnt``."""
+    says itself: its ``ref_cnt`` and its digest.
+
+    ``former`` is the sequence that held a free block last, if its contents can still be found.
+    ``is_hit`` says that it was free, and was found. Both are known where the state before is.
+    """
 
     block_id: int
     owners: tuple[OwnerState, ...] = ()
     num_used: int = 0
     ref_cnt: int = 0
     is_null: bool = False
+    block_hash: bytes | None = None
+    former: OwnerState | None = None
+    is_hit: bool = False
 
     @property
     def owner(self) -> OwnerState | None:
@@ -39,10 +45,22 @@ class BlockState:
         """Whether more than one table names it, or it counts otherwise than the tables do."""
         return len(self.owners) > 1 or self.ref_cnt != len(self.owners)
 
+    @property
+    def is_findable(self) -> bool:
+        """Whether it is free and its contents can still be found."""
+        return not self.owners and self.block_hash is not None
+
+    def digits(self, count: int = 4) -> str:
+        """The first hexadecimal digits of its digest; none without one."""
+        return self.block_hash.hex()[:count] if self.block_hash else ""
+
 
 @dataclass(frozen=True)
 class PoolState:
-    """A paged cache: every block, each sequence's block table, the free queue from its head."""
+    """A paged cache: every block, each sequence's block table, the free queue from its head.
+
+    ``has_digests`` says that its pool can find blocks again, whether or not there are any now.
+    """
 
     block_size: int
     blocks: tuple[BlockState, ...]
@@ -50,6 +68,7 @@ class PoolState:
     free_queue: tuple[int, ...]
     usage: Usage
     seen: tuple[SeqId, ...]
+    has_digests: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,8 +84,9 @@ class ArenaState:
 State = PoolState | ArenaState
 
 
-def capture(cache: KVCache | State, seen: Iterable[SeqId] = ()) -> State:
-    """The state of a cache now. ``seen`` are earlier sequences: they keep their colours.
+def capture(cache: KVCache | State, before: State | None = None) -> State:
+    """The state of a cache now. Sequences of the state ``before`` keep their colours, and hits
+    since then are marked.
 
     A state is returned as it is. A student's own cache works as well: what counts is that it has a
     ``pool`` or an ``arena``. Raises ValueError for anything else.
@@ -76,13 +96,14 @@ def capture(cache: KVCache | State, seen: Iterable[SeqId] = ()) -> State:
     if not hasattr(cache, "pool") and not hasattr(cache, "arena"):
         raise ValueError(f"a KV cache is drawn, not a {type(cache).__name__}")
     live: Any = cache
-    seen = tuple(dict.fromkeys([*seen, *live.seq_ids]))
+    seen = tuple(dict.fromkeys([*(before.seen if before else ()), *live.seq_ids]))
     owners = {
         seq_id: OwnerState(str(seq_id), seen.index(seq_id), live.num_computed_tokens(seq_id))
         for seq_id in live.seq_ids
     }
     if hasattr(cache, "pool"):
-        return _capture_pool(live, owners, seen)
+        pool = _capture_pool(live, owners, seen)
+        return _with_past(pool, before) if isinstance(before, PoolState) else pool
     slabs = [(owners[s.seq_id], s.slab_start, s.max_tokens) for s in live.sequences.values()]
     return ArenaState(
         tuple(sorted(slabs, key=lambda slab: slab[1])),
@@ -113,6 +134,7 @@ def _capture_pool(
                 num_used.get(block.block_id, 0),
                 block.ref_cnt,
                 block.is_null,
+                getattr(block, "block_hash", None),  # blocks have it from chapter 04 on
             )
             for block in cache.pool.blocks
         ),
@@ -120,7 +142,22 @@ def _capture_pool(
         tuple(block.block_id for block in cache.pool.free_queue),
         cache.usage(),
         seen,
+        hasattr(cache.pool, "cached_blocks"),
     )
+
+
+def _with_past(state: PoolState, before: PoolState) -> PoolState:
+    """The state, its blocks with what follows from the one before."""
+    blocks = []
+    for block, old in zip(state.blocks, before.blocks, strict=True):
+        if block.block_hash is not None and block.block_hash == old.block_hash:
+            block = replace(
+                block,
+                former=None if block.owners else old.owner or old.former,
+                is_hit=bool(block.owners) and (old.is_findable or old.is_hit),
+            )
+        blocks.append(block)
+    return replace(state, blocks=tuple(blocks))
 
 
 def slots_used(owner: OwnerState, i: int, block_size: int) -> int:
@@ -128,17 +165,17 @@ def slots_used(owner: OwnerState, i: int, block_size: int) -> int:
     return min(max(owner.num_tokens - i * block_size, 0), block_size)
 
 
-def capture_pool(cache: KVCache | State, seen: Iterable[SeqId] = ()) -> PoolState:
+def capture_pool(cache: KVCache | State, before: State | None = None) -> PoolState:
     """The state of a paged cache. Raises ValueError for any other."""
-    state = capture(cache, seen)
+    state = capture(cache, before)
     if not isinstance(state, PoolState):
         raise ValueError(f"this picture needs a paged cache, not a {type(cache).__name__}")
     return state
 
 
-def capture_arena(cache: KVCache | State, seen: Iterable[SeqId] = ()) -> ArenaState:
+def capture_arena(cache: KVCache | State, before: State | None = None) -> ArenaState:
     """The state of a contiguous cache. Raises ValueError for any other."""
-    state = capture(cache, seen)
+    state = capture(cache, before)
     if not isinstance(state, ArenaState):
         raise ValueError(f"this picture needs a contiguous cache, not a {type(cache).__name__}")
     return state

@@ -1,12 +1,13 @@
 """The memory of a cache, drawn with letters in a terminal.
 
 Colour helps, but nothing rests on it: a letter says whose token lies there, a dot is a slot that is
-reserved and empty, a blank is free. So the drawings read the same in a file or without colours.
+reserved and empty, a blank is free, digits begin a digest. So the drawings read the same in a file
+or without colours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -24,12 +25,13 @@ from pagedattn.viz.state import BlockState, OwnerState, PoolState, State, captur
 BLOCK_WIDTH = 8  # a block has at most so many letters, a slab so many:
 SLAB_WIDTH = 40
 EMPTY, FREE, NULL, LOST = ".", " ", "/", "?"
+DIGEST, HIT, ON_SHARED = "#", "✓", "×"
 
 
 @dataclass(frozen=True)
 class _Region:
     """A block or slab: its number or first slot, its owners, its used slots. ``kind`` says with
-    which letter to fill it when it has no owner."""
+    what to fill it when it has no owner: one letter, or as many as there is room for."""
 
     number: int
     num_slots: int
@@ -43,8 +45,11 @@ def draw_pool(cache: KVCache | State) -> RenderableType:
     """Each block of a paged cache as ``12[AAAAA...]``, or each slab of a contiguous one.
 
     A block in several tables shows the letters of all its owners in turn, and its ``ref_cnt``
-    behind it: ``3[ABABAB..]×2``. A block that is neither in a table nor in the free queue is lost,
-    and filled with question marks. Raises ValueError for anything but a cache.
+    behind it: ``3[ABABAB..]×2``. A free block that can be found shows how its digest begins:
+    ``4[#9c1e07b]``; one that was free and found has a tick: ``4[AAAAAAAA]✓``. A block that is
+    neither in a table nor in the free queue is lost, and filled with question marks.
+
+    Raises ValueError for anything but a cache.
     """
     state = capture(cache)
     regions = _regions(state)
@@ -66,12 +71,21 @@ def draw_pool(cache: KVCache | State) -> RenderableType:
     legend = f"a letter: {slots} used   {EMPTY} reserved, empty   blank: free"
     if paged:
         legend += f"   {NULL} null block"
-    if any(region.note for region in regions):
+    if any(ON_SHARED in region.note for region in regions):
         legend += "   ×2 shared: ref_cnt 2"
     if any(region.kind == LOST and not region.owners for region in regions):
         legend += f"   {LOST} lost: in no table, and not free"
+    for marks in _digest_legend(regions):
+        legend += f"\n{marks}"
     grid = Columns(cells, padding=(0, 1)) if paged else Group(*cells)
     return Group(grid, Text(legend, style="dim"))
+
+
+def _digest_legend(regions: Sequence[_Region]) -> Iterator[str]:
+    if any(region.kind.startswith(DIGEST) for region in regions):
+        yield f"{DIGEST}: free, and can be found; behind it the digest's first digits"
+    if any(HIT in region.note for region in regions):
+        yield f"{HIT}: a hit, was free and was found"
 
 
 def draw_strip(cache: KVCache | State, block_size: int) -> Text:
@@ -145,6 +159,8 @@ def _regions(state: State) -> list[_Region]:
     regions = []
     for block in state.blocks:
         kind = NULL if block.is_null else FREE if block.block_id in free else LOST
+        if kind == FREE and block.is_findable:
+            kind = DIGEST + block.digits(BLOCK_WIDTH)
         regions.append(
             _Region(
                 block.block_id,
@@ -152,20 +168,20 @@ def _regions(state: State) -> list[_Region]:
                 block.owners,
                 block.num_used,
                 kind,
-                _ref_cnt(block),
+                _ref_cnt(block) + HIT * block.is_hit,
             )
         )
     return regions
 
 
 def _ref_cnt(block: BlockState) -> str:
-    return f"×{block.ref_cnt}" if block.is_shared else ""
+    return f"{ON_SHARED}{block.ref_cnt}" if block.is_shared else ""
 
 
 def _bar(region: _Region, slots_a_letter: int) -> Text:
     width = -(-region.num_slots // slots_a_letter)
     if not region.owners:
-        return Text(region.kind * width, style="dim")
+        return Text("".join(islice(cycle(region.kind), width)), style="dim")
     filled = -(-region.num_used // slots_a_letter)
     letters = [(letter, _colour(owner)) for owner in region.owners for letter in owner.name]
     bar = Text()
