@@ -22,15 +22,20 @@ class AttentionSpec:
 
     ``scale`` multiplies the scores; None means 1 / sqrt(head_dim). With a ``window`` W the query at
     position i sees the keys i - W + 1 .. i, itself included. A ``soft_cap`` c replaces every score
-    s by c * tanh(s / c).
+    s by c * tanh(s / c). ``alibi_slopes``, one a query head, lower the score of a key by the slope
+    times its distance from the query (Press et al., "Train Short, Test Long", 2021). ``sinks``, one
+    a query head, are the scores of a key that is not there: it takes weight and gives no value
+    (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023).
 
-    Raises ValueError for a scale or a cap that is not a positive finite number, or a window below
-    1.
+    Raises ValueError for a scale or a cap that is not a positive finite number, a window below 1,
+    or slopes or sinks that are not a tuple of finite numbers.
     """
 
     scale: float | None = None
     window: int | None = None
     soft_cap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
+    sinks: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("scale", "soft_cap"):
@@ -42,6 +47,12 @@ class AttentionSpec:
             raise ValueError(
                 f"window is {window!r}; it must be a whole number, at least 1: a query sees itself"
             )
+        for name in ("alibi_slopes", "sinks"):
+            values = getattr(self, name)
+            if values is not None and not (
+                isinstance(values, tuple) and all(math.isfinite(value) for value in values)
+            ):
+                raise ValueError(f"{name} is {values!r}; it must be a tuple of finite numbers")
 
 
 @overload
@@ -81,12 +92,12 @@ def attention(
     hidden for being later than the query.
 
     Returns [num_queries, num_heads, head_dim] in the dtype of ``q``, and with ``return_lse`` also
-    the log of the sum of the exponentials of each row's scores, [num_queries, num_heads]. A query
-    that sees no key gives 0 and minus infinity.
+    the log of the sum of the exponentials of each row's scores, its sink among them, [num_queries,
+    num_heads]. A query that sees no key gives 0, and minus infinity or its sink.
 
     Raises ValueError when the shapes do not fit together.
     """
-    _check_shapes(q, k, v)
+    _check_shapes(q, k, v, spec)
     shape, dtype = q.shape, q.dtype
     num_queries, num_heads, head_dim = shape
     num_keys, num_kv_heads, _ = k.shape
@@ -102,14 +113,20 @@ def attention(
     scores = torch.bmm(rows, k.permute(1, 2, 0))  # [num_kv_heads, rows, num_keys]
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    if num_queries == 1 and spec.window is None:  # it stands behind all keys and sees every one
-        weights = scores.softmax(dim=-1)
-    else:
+    if spec.alibi_slopes is not None:
+        distance = _distance(num_queries, num_keys, q.device).repeat_interleave(group, dim=0)
+        scores = scores - _per_row(spec.alibi_slopes, num_queries, scores) * distance
+    hidden = None
+    if num_queries > 1 or spec.window is not None:  # a single query stands last and sees every key
         visible = visible_keys(num_queries, num_keys, spec, causal=causal, device=q.device)
         hidden = ~visible.repeat_interleave(group, dim=0)  # [rows, num_keys]
         scores = scores.masked_fill(hidden, -math.inf)
+    if spec.sinks is not None:
+        scores = torch.cat([scores, _per_row(spec.sinks, num_queries, scores)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., :num_keys]
+    if hidden is not None:
         # The softmax of a row that sees nothing is NaN; its weights are 0 like all hidden ones.
-        weights = scores.softmax(dim=-1).masked_fill(hidden, 0)
+        weights = weights.masked_fill(hidden, 0)
 
     out = torch.bmm(weights, v.transpose(0, 1))  # [num_kv_heads, rows, head_dim]
     out = out.view(num_kv_heads, num_queries, group * head_dim).transpose(0, 1)
@@ -129,18 +146,28 @@ def visible_keys(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Which query sees which key: bool [num_queries, num_keys]; the queries stand at the end."""
-    key_positions = torch.arange(num_keys, device=device)
-    query_positions = torch.arange(num_keys - num_queries, num_keys, device=device)
-    distance = query_positions[:, None] - key_positions
+    distance = _distance(num_queries, num_keys, device)
     visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     if spec.window is not None:
         visible &= distance < spec.window
     return visible
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError unless q [queries, heads, dim] and k, v [keys, kv_heads, dim] fit
-    together."""
+def _distance(num_queries: int, num_keys: int, device: torch.device | str) -> Tensor:
+    """How far before each query each key stands: [num_queries, num_keys]."""
+    query_positions = torch.arange(num_keys - num_queries, num_keys, device=device)
+    return query_positions[:, None] - torch.arange(num_keys, device=device)
+
+
+def _per_row(per_head: tuple[float, ...], num_queries: int, scores: Tensor) -> Tensor:
+    """One number a query head, for each row of ``scores``: [num_kv_heads, rows, 1]."""
+    heads = scores.new_tensor(per_head).view(len(scores), -1)  # [num_kv_heads, group]
+    return heads.repeat(1, num_queries).unsqueeze(-1)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
+    """Raise ValueError unless q [queries, heads, dim], k, v [keys, kv_heads, dim] and what the spec
+    has for each head fit together."""
     if q.dim() != 3 or k.dim() != 3:
         raise ValueError(
             f"q and k must be [tokens, heads, head_dim]; got {list(q.shape)} and {list(k.shape)}"
@@ -153,3 +180,6 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"{q.shape[1]} query heads cannot share {k.shape[1]} KV heads evenly: not a multiple"
         )
+    for name, values in (("alibi_slopes", spec.alibi_slopes), ("sinks", spec.sinks)):
+        if values is not None and len(values) != q.shape[1]:
+            raise ValueError(f"{len(values)} {name} for {q.shape[1]} query heads")

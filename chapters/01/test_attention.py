@@ -41,12 +41,15 @@ def by_hand(
                 score *= spec.scale if spec.scale is not None else 1 / math.sqrt(head_dim)
                 if spec.soft_cap is not None:
                     score = spec.soft_cap * math.tanh(score / spec.soft_cap)
+                if spec.alibi_slopes is not None:
+                    score -= spec.alibi_slopes[head] * (position - j)
                 scores[j] = score
-            if not scores:
+            sink = () if spec.sinks is None else (spec.sinks[head],)
+            if not scores and not sink:
                 lse[i, head] = -math.inf
                 continue
-            top = max(scores.values())
-            total = math.fsum(math.exp(s - top) for s in scores.values())
+            top = max(*scores.values(), *sink, -math.inf)
+            total = math.fsum(math.exp(s - top) for s in (*scores.values(), *sink))
             lse[i, head] = top + math.log(total)
             for d in range(head_dim):
                 out[i, head, d] = math.fsum(
@@ -166,6 +169,11 @@ def test_window(window: int, first: int) -> None:
         AttentionSpec(scale=0.25),
         AttentionSpec(scale=1.0),
         AttentionSpec(scale=3.0, window=2, soft_cap=4.0),
+        AttentionSpec(alibi_slopes=(0.5, 0.25, 0.125, 2.0)),
+        AttentionSpec(sinks=(0.5, -1.0, 3.0, -40.0)),
+        AttentionSpec(
+            window=2, soft_cap=2.0, alibi_slopes=(1.0, 0.5, 0.1, 0.0), sinks=(1, 2, 0, 4)
+        ),
     ],
     ids=str,
 )
@@ -270,6 +278,8 @@ def test_shapes_that_do_not_fit(
         ("window is 0", {"window": 0}),
         ("window is -3", {"window": -3}),
         ("window is 2.5", {"window": 2.5}),
+        ("sinks is [1.0]", {"sinks": [1.0]}),
+        ("alibi_slopes is (inf,)", {"alibi_slopes": (math.inf,)}),
     ],
 )
 def test_specs_that_mean_nothing(words: str, fields: dict[str, float]) -> None:
