@@ -114,8 +114,12 @@ def attention(
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     if spec.alibi_slopes is not None:
-        distance = _distance(num_queries, num_keys, q.device).repeat_interleave(group, dim=0)
-        scores = scores - _per_row(spec.alibi_slopes, num_queries, scores) * distance
+        slopes = _per_row(spec.alibi_slopes, num_queries, scores)
+        positions = torch.arange(num_keys - num_queries, num_keys, device=q.device)
+        distance = positions.repeat_interleave(group)[:, None] - torch.arange(
+            num_keys, device=q.device
+        )
+        scores = scores - slopes * distance
     hidden = None
     if num_queries > 1 or spec.window is not None:  # a single query stands last and sees every key
         visible = visible_keys(num_queries, num_keys, spec, causal=causal, device=q.device)
@@ -146,17 +150,13 @@ def visible_keys(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Which query sees which key: bool [num_queries, num_keys]; the queries stand at the end."""
-    distance = _distance(num_queries, num_keys, device)
+    key_positions = torch.arange(num_keys, device=device)
+    query_positions = torch.arange(num_keys - num_queries, num_keys, device=device)
+    distance = query_positions[:, None] - key_positions
     visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     if spec.window is not None:
         visible &= distance < spec.window
     return visible
-
-
-def _distance(num_queries: int, num_keys: int, device: torch.device | str) -> Tensor:
-    """How far before each query each key stands: [num_queries, num_keys]."""
-    query_positions = torch.arange(num_keys - num_queries, num_keys, device=device)
-    return query_positions[:, None] - torch.arange(num_keys, device=device)
 
 
 def _per_row(per_head: tuple[float, ...], num_queries: int, scores: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from pagedattn.cache import (
     Usage,
 )
 from pagedattn.poison import check_poison, poison
+from pagedattn.whole_number import whole_number
 
 
 @dataclass(eq=False, slots=True)
@@ -282,7 +283,12 @@ class PagedKVCache(KVCache):
 
     def need(self, token_ids: Iterable[int], n: int) -> tuple[int, int]:
         """Nothing is computed before, and n tokens fill ceil(n / block_size) blocks."""
+        self._check_need(n)
         return 0, self._num_blocks(n)
+
+    def _check_need(self, n: int) -> None:
+        if whole_number(n, "n") < 0:
+            raise ValueError(f"need of {n} tokens; n is 0 or more")
 
     def usage(self) -> Usage:
         """Reserved are whole blocks, the empty end of each sequence's last block among them."""

@@ -2,7 +2,7 @@
 #   pytest chapters/02 --student                all its tests on this file
 #   pytest chapters/02 --student --task 2.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 3e9c95f8795a98d61070ae39b00060fa91e4593b803296bd9a8b75dadca2906b
+# made from sha256 73ad836a7d40a6fa703129d571864c42eec75f3387a45062c0221207b284ad04
 
 """Chapter 02: pages.
 
@@ -39,6 +39,7 @@ from pagedattn.cache import (
     Usage,
 )
 from pagedattn.poison import check_poison, poison
+from pagedattn.whole_number import whole_number
 
 
 @dataclass(eq=False, slots=True)
@@ -262,7 +263,12 @@ class PagedKVCache(KVCache):
 
     def need(self, token_ids: Iterable[int], n: int) -> tuple[int, int]:
         """Nothing is computed before, and n tokens fill ceil(n / block_size) blocks."""
+        self._check_need(n)
         return 0, self._num_blocks(n)
+
+    def _check_need(self, n: int) -> None:
+        if whole_number(n, "n") < 0:
+            raise ValueError(f"need of {n} tokens; n is 0 or more")
 
     def usage(self) -> Usage:
         """Reserved are whole blocks, the empty end of each sequence's last block among them."""

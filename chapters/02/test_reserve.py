@@ -169,3 +169,10 @@ def test_need_says_what_reserve_takes(stage):
     for n, blocks in {1: 1, 4: 1, 5: 2, 8: 2, 9: 3}.items():
         assert cache.need(tokens(9), n) == (0, blocks), f"{n} tokens in blocks of 4"
     assert cache.pool.num_free_blocks == 8, f"`need` only asks: {cache!r}"
+
+
+@pytest.mark.contract
+def test_a_need_that_cannot_be(stage):
+    cache = stage.build_cache(make_config())
+    with pytest.raises(ValueError, match="need of -1 tokens"):
+        cache.need(tokens(9), -1)

@@ -1,19 +1,22 @@
 """Any order of the verbs: a state machine whose steps hypothesis draws.
 
 What a cache computes and counts stays right, step after step. Where a run fails, hypothesis looks
-for the shortest that does and prints it. Chapters add the verbs that they add.
+for the shortest that does and prints it. `Schedule` has the verbs of chapter 01, `ForkingSchedule`
+those that chapter 03 adds; later chapters add theirs in the same way.
 """
 
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from pagedattn.cache import Batch, OutOfBlocks
@@ -22,12 +25,28 @@ from pagedattn.course.witness import Witness
 lengths = st.integers(1, 12)
 
 
+def run_schedules(
+    schedule: type["Schedule"], request: pytest.FixtureRequest, num_runs: int, num_steps: int
+) -> None:
+    """So many runs on the stage of the test. A stage of a later chapter gets a tenth of them: it
+    has schedules of its own."""
+    stage, case = request.getfixturevalue("stage"), request.node.callspec.params["stage"]
+    if case.chapter > request.path.parent.name:
+        num_runs //= 10
+    run_state_machine_as_test(
+        lambda: schedule(stage),  # type: ignore[arg-type]
+        settings=settings(max_examples=num_runs, stateful_step_count=num_steps),
+    )
+
+
 class Schedule(RuleBasedStateMachine):
     """A small pool, poison on, and at most five sequences of at most 12 tokens."""
 
+    options: ClassVar = {"num_blocks": 9, "max_seq_len": 12, "max_num_seqs": 5}
+
     def __init__(self, stage: ModuleType) -> None:
         super().__init__()
-        self.witness = Witness(stage, num_blocks=9, max_seq_len=12, max_num_seqs=5)
+        self.witness = Witness(stage, **self.options)
         self.batch: Batch | None = None
         self.attended: set[int] = set()
         self.limits: list[int] = []  # of all sequences ever added; their names count from 0
@@ -133,3 +152,38 @@ class Schedule(RuleBasedStateMachine):
         self.witness.check()
         usage = self.witness.cache.usage()
         assert usage.free == usage.total, f"all sequences ended, but {usage}; {self.witness!r}"
+
+
+class ForkingSchedule(Schedule):
+    """The schedule with `fork` and `replace`. After each step every sequence must find through its
+    table the K and V that were stored for it, bit by bit: those that two sequences share, and those
+    in which they differ."""
+
+    def can_fork(self) -> bool:
+        return self.has_room() and self.has_sequences()
+
+    @precondition(can_fork)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent, child = data.draw(st.sampled_from(self.seq_ids)), len(self.limits)
+        self.witness.fork(parent, child)
+        self.limits.append(self.limits[parent])
+
+    @precondition(can_fork)
+    @rule(data=st.data())
+    def replace(self, data: st.DataObject) -> None:
+        old = data.draw(st.lists(st.sampled_from(self.seq_ids), min_size=1, unique=True))
+        parents = [s for s in old if self.known(s) < self.limits[s]]
+        room = 5 - len(self.seq_ids)
+        chosen = data.draw(st.lists(st.sampled_from(parents), max_size=room)) if parents else []
+        heirs = list(zip(chosen, range(len(self.limits), 10**9), strict=False))
+        self.witness.replace(old, heirs)
+        self.limits += [self.limits[parent] for parent in chosen]
+
+    def known(self, seq_id: int) -> int:
+        return len(self.witness.histories[seq_id].token_ids)
+
+    @invariant()
+    def everybody_finds_what_was_stored(self) -> None:
+        if self.batch is None:
+            self.witness.check_contents()

@@ -1,15 +1,14 @@
 """A cache under observation: beside it stands everything that it should remember.
 
-The tests of the verbs drive a cache through a `Witness`. It draws Q, K and V of every token at
-random, keeps all of them, and compares what the cache computes with attention that has no cache.
+The tests of the verbs drive a cache through a `Witness`. It makes up Q, K and V of every token,
+keeps all of them, and compares what the cache computes with attention that has no cache.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
 from typing import Any
@@ -19,30 +18,13 @@ from torch import Tensor
 
 from pagedattn.attention import attention
 from pagedattn.cache import Batch, Config, InvariantError, SeqId
+from pagedattn.course.history import History
 from pagedattn.sharing import Heir
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Outputs are means of numbers around 1. The cache may sum in another order than the reference,
 # which is always computed in float64: a few units in the last place of either type.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
-
-
-@dataclass
-class History:
-    """All tokens of one sequence: ids, and Q, K, V [num_layers, num_tokens, heads, head_dim]."""
-
-    token_ids: list[int]
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    num_computed: int = 0
-
-    def extend(self, more: History) -> None:
-        """Put the tokens of another history behind these."""
-        self.token_ids += more.token_ids
-        self.q, self.k, self.v = (
-            torch.cat((getattr(self, name), getattr(more, name)), dim=1) for name in "qkv"
-        )
 
 
 class Witness:
@@ -76,20 +58,28 @@ class Witness:
     def __repr__(self) -> str:
         return repr(self.cache)
 
-    # The verbs, as a cache has them, but with tokens drawn at random.
+    # The verbs, as a cache has them. Tokens are given, or only how many: then they are random.
 
-    def add(self, seq_id: SeqId, num_tokens: int, max_tokens: int | None = None) -> int:
-        """Add a sequence of so many random tokens. Raises what the cache raises."""
-        history = self._draw(num_tokens)
-        history.num_computed = self.cache.add(seq_id, history.token_ids, max_tokens)
+    def add(
+        self,
+        seq_id: SeqId,
+        tokens: int | Sequence[int],
+        max_tokens: int | None = None,
+        **identity: Any,
+    ) -> int:
+        """Add a sequence; ``identity``: salt and extra_keys. Raises what the cache raises."""
+        token_ids = self._token_ids(tokens)
+        num_computed: int = self.cache.add(seq_id, token_ids, max_tokens, **identity)
+        history = History(self.config, self.num_heads, **identity)
+        history.extend(token_ids)
+        history.num_computed = num_computed
         self.histories[seq_id] = history
-        return history.num_computed
+        return num_computed
 
-    def append(self, seq_id: SeqId, num_tokens: int = 1) -> None:
-        """Append random tokens."""
-        more = self._draw(num_tokens)
-        self.cache.append(seq_id, more.token_ids)
-        self.histories[seq_id].extend(more)
+    def append(self, seq_id: SeqId, tokens: int | Sequence[int] = 1) -> None:
+        token_ids = self._token_ids(tokens)
+        self.cache.append(seq_id, token_ids)
+        self.histories[seq_id].extend(token_ids)
 
     def reserve(self, counts: Mapping[SeqId, int]) -> Batch:
         """Reserve, and look at every tensor of the batch that a contract speaks of."""
@@ -158,6 +148,16 @@ class Witness:
         self.cache.free(seq_id)
         del self.histories[seq_id]
 
+    def live(self, tokens: int | Sequence[int], **identity: Any) -> int:
+        """A whole life: add, compute, free. Returns what ``add`` found."""
+        seq_id = "a whole life"
+        num_computed = self.add(seq_id, tokens, **identity)
+        assert self.waiting(seq_id), f"all tokens are computed, none is left for scores; {self!r}"
+        self.step({seq_id: self.waiting(seq_id)})
+        self.free(seq_id)
+        self.check()
+        return num_computed
+
     # From chapter 03 on.
 
     def fork(self, parent: SeqId, child: SeqId) -> None:
@@ -165,11 +165,11 @@ class Witness:
         self.cache.fork(parent, child)
         self.histories[child] = deepcopy(self.histories[parent])
 
-    def replace(self, seq_ids: list[SeqId], heirs: list[tuple[SeqId, SeqId]]) -> None:
+    def replace(self, seq_ids: list[SeqId], heirs: Sequence[tuple[SeqId, SeqId]]) -> None:
         """One step of a beam search; ``heirs`` are (parent, child), each with a random token."""
-        more = {child: self._draw(1) for _, child in heirs}
+        more = {child: self._token_ids(1) for _, child in heirs}
         self.cache.replace(
-            seq_ids, [Heir(parent, child, more[child].token_ids[0]) for parent, child in heirs]
+            seq_ids, [Heir(parent, child, more[child][0]) for parent, child in heirs]
         )
         begun = {child: deepcopy(self.histories[parent]) for parent, child in heirs}
         for child, history in begun.items():
@@ -279,14 +279,7 @@ class Witness:
     def _rows(self, batch: Batch) -> list[tuple[History, int]]:
         return [(self.histories[s], n) for s, n in batch.num_new_tokens.items()]
 
-    def _draw(self, num_tokens: int) -> History:
-        config = self.config
-        shape = (config.num_layers, num_tokens)
-        q, k, v = (
-            torch.randn(
-                *shape, heads, config.head_dim, generator=self.random, dtype=torch.float64
-            ).to(device=config.device, dtype=config.dtype)
-            for heads in (self.num_heads, config.num_kv_heads, config.num_kv_heads)
-        )
-        token_ids = torch.randint(50_000, (num_tokens,), generator=self.random).tolist()
-        return History(token_ids, q, k, v)
+    def _token_ids(self, tokens: int | Sequence[int]) -> list[int]:
+        if isinstance(tokens, int):
+            return torch.randint(50_000, (tokens,), generator=self.random).tolist()
+        return list(tokens)

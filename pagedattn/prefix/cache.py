@@ -105,6 +105,7 @@ class PagedKVCache(sharing.PagedKVCache):
         Both are free blocks until then, so a request fits if the sum is at most
         ``pool.num_free_blocks``.
         """
+        self._check_need(n)
         check_identity(salt, extra_keys)
         tokens = as_token_ids(token_ids)
         sequence = PrefixSequence(None, tokens, len(tokens), salt=salt, extra_keys=extra_keys)

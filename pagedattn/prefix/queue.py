@@ -5,8 +5,8 @@ from it evicts the least recently used block (LRU). A hit takes a free block out
 
 Source: ``vllm/v1/core/kv_cache_utils.py``, ``FreeKVCacheBlockQueue``: a doubly linked list through
 the blocks, because taking out of the middle must not search. Here it is a list of which each block
-knows its own place. That is O(1) as well, on average, and in Python it is faster: n blocks at a
-time are one slice, where a linked list takes n steps.
+knows its own place. That is O(1) as well, on average, and in Python it is faster where most blocks
+go, from head to tail: n blocks are one slice, where a linked list takes n steps.
 """
 
 from __future__ import annotations
