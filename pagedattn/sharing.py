@@ -237,7 +237,7 @@ class PagedKVCache(paged.PagedKVCache):
         try:
             ids = [[block.block_id for block in blocks] for blocks in (shared.values(), copies)]
             sources, destinations = torch.tensor(ids, dtype=torch.int64, device=self.config.device)
-            copy_blocks(self.k_cache, self.v_cache, sources, destinations)
+            self._copy_blocks(sources, destinations)
         except BaseException:  # no memory for it, say
             self._release(copies)
             raise
@@ -247,6 +247,9 @@ class PagedKVCache(paged.PagedKVCache):
             self.block_table.add_row(self.block_ids(seq_id), sequence.row)
         self.pool.free_blocks(shared.values())  # others still name each of them
         self.num_copies += len(copies)
+
+    def _copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
+        copy_blocks(self.k_cache, self.v_cache, sources, destinations)
 
 
 def build_cache(config: Config) -> PagedKVCache:

@@ -126,7 +126,7 @@ def test_a_shared_block_shows_its_owners_and_its_count() -> None:
     cache.fork("A", "C")
     drawing = plain(terminal.draw_pool(cache))
     assert "1[ABCA]×3" in drawing and "2[AB..]×3" in drawing  # 4 and 2 tokens
-    assert "shared: ref_cnt" in drawing
+    assert "×n: ref_cnt n" in drawing
     cache.append("B", [6])
     compute(cache, {"B": 1})  # B writes into a copy, block 3
     drawing = plain(terminal.draw_pool(cache))

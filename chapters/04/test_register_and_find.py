@@ -225,6 +225,19 @@ def test_the_map_never_outgrows_the_pool(stage, num_names):
 
 
 @pytest.mark.contract
+def test_twins_leave_nothing_behind(stage):
+    """2000 pairs of equal prompts: of a digest that no block carries the pool keeps nothing."""
+    pool = stage.BlockPool(8)
+    for prompt in range(2000):
+        twins = pool.get_new_blocks(2)
+        for block in twins:
+            register(pool, [block], [prompt])
+        pool.free_blocks(twins)
+        assert len(pool.duplicates) <= 4, f"after {prompt + 1} pairs in 7 blocks: {shown(pool)}"
+    assert pool.num_cached_blocks == 7, shown(pool)
+
+
+@pytest.mark.contract
 def test_x_is_not_found_in_blocks_of_y(stage):
     """GeeeekExplorer/nano-vllm#163: two usable blocks, X has one, then Y needs both."""
     pool = stage.BlockPool(3)

@@ -48,7 +48,8 @@ def measure(args: Namespace) -> dict[str, Any]:
     list(generate(model, build_cache(config), [prompt[:16]], max_new_tokens=1))  # warms up
     seconds: dict[str, list[float]] = {"first": [], "second": []}
     tokens, hits = set(), set()
-    for _ in range(repeats):
+    for number in range(1, repeats + 1):
+        print(f"run {number} of {repeats} …", file=sys.stderr, flush=True)
         cache = build_cache(config)
         for times in seconds.values():
             hit, _ = cache.need(prompt, 1)

@@ -78,8 +78,10 @@ def demo_prefix(
     )
     console.print(Padding(Text(INSTRUCTION), (0, 4)))
     console.print(
-        "\nThe first one's blocks keep their contents when they are free. The second finds\n"
-        "them, and computes only the rest. Chapter 04 builds this: pagedattn/prefix/\n"
+        "\nThe first one's blocks keep their contents when they are free: a free block that\n"
+        "can still be found is marked #. The second question finds its beginning in them;\n"
+        "the rest, from the first block that differs on, is computed.\n"
+        "Chapter 04 builds this: pagedattn/prefix/\n"
     )
     answers = [_ask(tokenizer, name, question) for name, question in QUESTIONS.items()]
     num_blocks = num_blocks_for(answers, max_new_tokens, block_size)

@@ -140,6 +140,9 @@ class PagedKVCache(sharing.PagedKVCache):
                     f"I6: the map leads to block {block.block_id}, which carries another digest "
                     f"or none: {self!r}"
                 )
+        for digest, others in self.pool.duplicates.items():
+            if not others or digest not in self.pool.cached_blocks:
+                raise InvariantError(f"I6: twins are kept of a digest that has none: {self!r}")
         found = {block for _, block in entries}
         for block in self.pool.blocks:
             if block.block_hash is not None and block not in found:

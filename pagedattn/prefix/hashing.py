@@ -110,7 +110,8 @@ class BlockHasher:
 
         Tokens behind the last full block have no digest. The salt enters the first block, and with
         the chain all the others. Raises ValueError for a token id that is no whole number of 64
-        bits, a salt that is neither str nor bytes, or a last digest that is not one.
+        bits, a salt that is neither str nor bytes, extra keys that are not ExtraKeys, or a last
+        digest that is not one.
         """
         check_identity(salt, extra_keys)
         parent = block_hashes[-1] if block_hashes else self.root

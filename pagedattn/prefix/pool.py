@@ -188,7 +188,8 @@ class BlockPool(sharing.BlockPool):
         return 1 - len(self.free_queue) / (len(self.blocks) - 1)
 
     def _evict(self, blocks: list[KVCacheBlock]) -> None:
-        """Forget the digests of these blocks; a duplicate, if there is one, takes the place."""
+        """Forget the digests of these blocks, and count each in ``num_evictions``; a duplicate, if
+        there is one, takes the place."""
         cached_blocks, duplicates = self.cached_blocks, self.duplicates
         for block in blocks:
             digest = block.block_hash

@@ -24,9 +24,10 @@ class FreeKVCacheBlockQueue:
 
     Blocks are numbered in the order in which they come, and ``block.queue_position`` keeps the
     number. Number ``_first + i`` stands in ``_entries[i]``; those before ``_entries[_head]`` have
-    left at the head. What leaves elsewhere leaves a hole, None. The list is shortened when half of
-    it is used up: so each block that leaves pays for moving one other. Numbers are needed by
-    ``remove`` alone, and given when it is called, to those that came since.
+    left at the head. What leaves elsewhere leaves a hole, None. The list is shortened when more
+    than half of it lies before the head, or more than half of it is holes: so each block that
+    leaves pays for moving one other. Numbers are needed by ``remove`` alone, and given when it is
+    called, to those that came since.
     """
 
     def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:

@@ -71,10 +71,10 @@ def draw_pool(cache: KVCache | State) -> RenderableType:
     legend = f"a letter: {slots} used   {EMPTY} reserved, empty   blank: free"
     if paged:
         legend += f"   {NULL} null block"
-    if any(ON_SHARED in region.note for region in regions):
-        legend += "   ×2 shared: ref_cnt 2"
     if any(region.kind == LOST and not region.owners for region in regions):
         legend += f"   {LOST} lost: in no table, and not free"
+    if any(ON_SHARED in region.note for region in regions):
+        legend += f"\n{ON_SHARED}n: ref_cnt n"
     for marks in _digest_legend(regions):
         legend += f"\n{marks}"
     grid = Columns(cells, padding=(0, 1)) if paged else Group(*cells)

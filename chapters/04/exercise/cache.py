@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.5     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 097f3134c13601d6ef36ef14e745c6af1de0a57adc514aef07b1349ba4561a77
+# made from sha256 33014ba4a20b52f1d51aa1541b430140d648c27d08f309ca502574b8e947a616
 
 """The cache that remembers: ``add`` finds what is computed already, ``commit`` registers.
 
@@ -146,6 +146,9 @@ class PagedKVCache(sharing.PagedKVCache):
                     f"I6: the map leads to block {block.block_id}, which carries another digest "
                     f"or none: {self!r}"
                 )
+        for digest, others in self.pool.duplicates.items():
+            if not others or digest not in self.pool.cached_blocks:
+                raise InvariantError(f"I6: twins are kept of a digest that has none: {self!r}")
         found = {block for _, block in entries}
         for block in self.pool.blocks:
             if block.block_hash is not None and block not in found:

@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 a0151378b45d67410dc8849848b3b0d4965cea54d7a6037f0d1777bdfc016557
+# made from sha256 755283d64b4f67d1404408a4fe1778aeb2af3bb5bcd0a03344639e9f8410a32b
 
 """The names of blocks: a chain of hashes.
 
@@ -116,11 +116,13 @@ class BlockHasher:
 
         Tokens behind the last full block have no digest. The salt enters the first block, and with
         the chain all the others. Raises ValueError for a token id that is no whole number of 64
-        bits, a salt that is neither str nor bytes, or a last digest that is not one.
+        bits, a salt that is neither str nor bytes, extra keys that are not ExtraKeys, or a last
+        digest that is not one.
         """
         raise NotImplementedError(
-            "task 4.1: a digest covers the digest before it; pack the tokens of all new full "
-            "blocks once, and go on where block_hashes ends"
+            "task 4.1: check first: check_identity and check_digest are given; a digest covers the "
+            "digest before it; pack the tokens of all new full blocks once, and go on where "
+            "block_hashes ends"
         )
 
     def _extra_bytes(
@@ -146,8 +148,9 @@ def hash_chain(parent: bytes, contents: Iterable[bytes]) -> list[bytes]:
     """The digest of each block, which covers its own content and the digest of the block before it;
     before the first stands ``parent``."""
     raise NotImplementedError(
-        "task 4.1: a digest covers the digest before it; pack the tokens of all new full blocks "
-        "once, and go on where block_hashes ends"
+        "task 4.1: check first: check_identity and check_digest are given; a digest covers the "
+        "digest before it; pack the tokens of all new full blocks once, and go on where "
+        "block_hashes ends"
     )
 
 

@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.3     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 2a943b7b4b863de7b7d8d6b9fbd3e0504151de7545264a9b21ef93f614c8a270
+# made from sha256 4184126457c3bd8d7a28de05100da50fab5526f26a40061a6e59c342d929ce58
 
 """The pool with a memory: chapter 03's pool, in which free blocks can be found again.
 
@@ -76,7 +76,8 @@ class BlockPool(sharing.BlockPool):
         """
         raise NotImplementedError(
             "task 4.4: a free block that is found leaves the queue; a block that is handed out "
-            "loses its digest, and a duplicate takes its place in the map"
+            "loses its digest, and a duplicate takes its place in the map; count each in "
+            "num_evictions"
         )
 
     def free_blocks(self, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
@@ -169,10 +170,12 @@ class BlockPool(sharing.BlockPool):
         return 1 - len(self.free_queue) / (len(self.blocks) - 1)
 
     def _evict(self, blocks: list[KVCacheBlock]) -> None:
-        """Forget the digests of these blocks; a duplicate, if there is one, takes the place."""
+        """Forget the digests of these blocks, and count each in ``num_evictions``; a duplicate, if
+        there is one, takes the place."""
         raise NotImplementedError(
             "task 4.4: a free block that is found leaves the queue; a block that is handed out "
-            "loses its digest, and a duplicate takes its place in the map"
+            "loses its digest, and a duplicate takes its place in the map; count each in "
+            "num_evictions"
         )
 
     def _check_new_digests(self, new: list[tuple[KVCacheBlock, bytes]]) -> None:

@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.2     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 43798910afd0125d4dd574bc2bd3a0ab20a5998b587d6a839236fba5c2293781
+# made from sha256 b54e82daeb129844332353897e4d73ae292688df3382e2225b57fd5ef5d7314f
 
 """The queue of the free blocks, in the order in which they will be used again.
 
@@ -30,9 +30,10 @@ class FreeKVCacheBlockQueue:
 
     Blocks are numbered in the order in which they come, and ``block.queue_position`` keeps the
     number. Number ``_first + i`` stands in ``_entries[i]``; those before ``_entries[_head]`` have
-    left at the head. What leaves elsewhere leaves a hole, None. The list is shortened when half of
-    it is used up: so each block that leaves pays for moving one other. Numbers are needed by
-    ``remove`` alone, and given when it is called, to those that came since.
+    left at the head. What leaves elsewhere leaves a hole, None. The list is shortened when more
+    than half of it lies before the head, or more than half of it is holes: so each block that
+    leaves pays for moving one other. Numbers are needed by ``remove`` alone, and given when it is
+    called, to those that came since.
     """
 
     def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -66,14 +67,16 @@ class FreeKVCacheBlockQueue:
         there; then none is taken."""
         raise NotImplementedError(
             "task 4.2: the head is a mark that moves, a block that leaves elsewhere leaves a hole; "
-            "shorten the list when half of it is used up"
+            "call _number_new_entries before you read queue_position; shorten the list when more "
+            "than half of it lies before the mark, or is holes"
         )
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block out, wherever it stands. Raises ValueError when it is not in the queue."""
         raise NotImplementedError(
             "task 4.2: the head is a mark that moves, a block that leaves elsewhere leaves a hole; "
-            "shorten the list when half of it is used up"
+            "call _number_new_entries before you read queue_position; shorten the list when more "
+            "than half of it lies before the mark, or is holes"
         )
 
     def _number_new_entries(self) -> None:
