@@ -320,8 +320,10 @@ class KVCache(ABC):
 def as_token_ids(token_ids: Iterable[int]) -> list[int]:
     """Token ids as Python ints. Raises ValueError for one that is not whole, negative or too
     large."""
-    tokens = [whole_number(token, "token id") for token in token_ids]
-    for token in tokens:
+    tokens = list(token_ids)
+    if not set(map(type, tokens)) <= {int}:  # the rule is ints, and long prompts of them
+        tokens = [whole_number(token, "token id") for token in tokens]
+    for token in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= token < 2**63:
             raise ValueError(f"token id {token}; ids are 0 or more, and below 2**63")
     return tokens

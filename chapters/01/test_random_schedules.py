@@ -7,15 +7,10 @@ Every later stage runs this test too.
 from types import ModuleType
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 
-from pagedattn.course.schedule import Schedule
+from pagedattn.course.schedule import Schedule, run_schedules
 
 
 @pytest.mark.contract
-def test_any_schedule(stage: ModuleType) -> None:
-    run_state_machine_as_test(
-        lambda: Schedule(stage),  # type: ignore[arg-type]
-        settings=settings(max_examples=50, stateful_step_count=25),
-    )
+def test_any_schedule(stage: ModuleType, request: pytest.FixtureRequest) -> None:
+    run_schedules(Schedule, request, num_runs=50, num_steps=25)

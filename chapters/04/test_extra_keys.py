@@ -95,6 +95,8 @@ def test_the_order_in_which_images_are_named_is_nothing(stage):
     images = [("cat", 4, 2), ("dog", 6, 1)]
     assert own(stage, 1, *images) == own(stage, 1, *reversed(images))
     assert own(stage, 1, *images) != own(stage, 1, ("dog", 4, 2), ("cat", 6, 1))
+    images = [("cat", 4, 2), ("dog", 4, 2), (b"cat", 4, 1)]
+    assert own(stage, 1, *images) == own(stage, 1, *reversed(images)), "at one offset"
 
 
 def test_identifiers_and_offsets_do_not_run_together(stage):

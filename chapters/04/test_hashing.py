@@ -10,6 +10,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -121,6 +122,14 @@ def test_step_by_step_as_at_once(stage, salt):
         assert begun + rest == whole, f"{n} tokens first"
 
 
+def test_token_ids_in_bytes(stage):
+    """A sequence of 64 small numbers, whatever it is made of."""
+    hasher = stage.BlockHasher(4, "seed")
+    digests = hasher.hash_blocks(bytes(range(64)))
+    assert len(digests) == 16, "64 tokens, not 8"
+    assert digests == hasher.hash_blocks(list(range(64)))
+
+
 # The root.
 
 
@@ -134,6 +143,10 @@ def test_the_seed_enters(stage):
     seeds = ["a", b"a", "b", "", b"", None]
     found = {stage.BlockHasher(4, seed).hash_blocks(TOKENS)[-1] for seed in seeds}
     assert len(found) == len(seeds), f"of {len(seeds)} seeds each gives other digests"
+
+
+def test_a_block_size_may_come_from_numpy(stage):
+    assert stage.BlockHasher(np.int64(4), "seed").root == root(4, "seed")
 
 
 def test_one_process_has_one_seed(stage):

@@ -3,6 +3,8 @@
 Where a name comes from is nothing to the pool, so here names are numbers.
 """
 
+import tracemalloc
+
 import pytest
 
 
@@ -179,6 +181,21 @@ def test_more_releases_than_references_of_a_named_block(stage):
         with pytest.raises(ValueError):
             pool.free_blocks(wrong)
         assert state(pool) == before, f"refused, so nothing may have changed: {shown(pool)}"
+
+
+def test_a_small_pool_stays_small(stage):
+    """A queue that kept a place for each block that has left would have 100,000 of 8 bytes."""
+    pool = stage.BlockPool(5)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(100_000):
+            pool.free_blocks(pool.get_new_blocks(1))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 10_000, f"{after - before} bytes more than at the beginning"
+    assert ids(pool.free_queue) == [1, 2, 3, 4], shown(pool)
 
 
 # Usage and reset.

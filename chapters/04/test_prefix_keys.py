@@ -4,6 +4,8 @@ Each test asks for the hits and for the misses. That another key finds nothing i
 that is switched off, too.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -15,6 +17,15 @@ PROMPT = list(range(100, 109))  # 9 tokens
 def hits(witness, *identities, prompt=PROMPT):
     """The prompt once with each of these; what was found each time."""
     return [witness.live(prompt, **identity) for identity in identities]
+
+
+def witness_of(stage, **options):
+    """A witness of a cache that is built with these options."""
+
+    def build_cache(config):
+        return stage.build_cache(config, **options)
+
+    return Witness(SimpleNamespace(build_cache=build_cache))
 
 
 def test_salts(stage):
@@ -111,24 +122,62 @@ def test_generated_tokens_have_the_keys_of_their_prompt(stage, kind):
         {"salt": 5},
         {"salt": ["us"]},
         {"salt": 1.5},
+        {"salt": "\ud800"},
         {"extra_keys": "adapter"},
+        {"extra_keys": {}},
         {"extra_keys": {"adapter": "a"}},
     ],
     ids=lambda identity: repr(*identity.values()),
 )
 @pytest.mark.parametrize("verb", ["add", "need"])
-def test_what_is_no_key_is_refused(stage, verb, identity):
-    witness = Witness(stage)
+@pytest.mark.parametrize("caching", [True, False], ids=["caching on", "caching off"])
+def test_what_is_no_key_is_refused(stage, verb, identity, caching):
+    witness = witness_of(stage, enable_prefix_caching=caching)
     witness.live(PROMPT)
     before = witness.snapshot()
-    (value,) = identity.values()
+    ((name, value),) = identity.items()
     with pytest.raises(ValueError) as failure:
         if verb == "add":
             witness.cache.add("A", PROMPT, **identity)
         else:
             witness.cache.need(PROMPT, 9, **identity)
+    assert type(failure.value) is ValueError and name in str(failure.value), repr(failure.value)
     assert repr(value) in str(failure.value), f"the error names the value: {failure.value}"
     witness.assert_unchanged(before, f"a refused {verb}")
+
+
+@pytest.mark.parametrize(
+    "tokens", [[], [1, True, 2, 3], [1, -1, 2, 3], [1, 2.5, 2, 3], [1, True, -1, 2.5], [2**63], "a"]
+)
+@pytest.mark.parametrize("caching", [True, False], ids=["caching on", "caching off"])
+def test_need_of_what_is_no_prompt_is_refused(stage, tokens, caching):
+    """As by add."""
+    witness = witness_of(stage, enable_prefix_caching=caching)
+    before = witness.snapshot()
+    for ask in (lambda: witness.cache.need(tokens, 1), lambda: witness.cache.add("A", tokens)):
+        with pytest.raises(ValueError):
+            ask()
+    witness.assert_unchanged(before, "refused requests")
+
+
+def test_need_looks_up_under_the_same_keys_as_add(stage):
+    witness, ours = Witness(stage), {"extra_keys": stage.ExtraKeys(adapter="us")}
+    witness.live(PROMPT, **ours)
+    assert witness.cache.need(PROMPT, 1, **ours) == (8, 3), "8 tokens in 2 free blocks, 1 new"
+    assert witness.cache.need(PROMPT, 9) == (0, 3), "without the adapter nothing is found"
+    assert (witness.add("A", PROMPT, **ours), witness.add("B", PROMPT)) == (8, 0)
+
+
+def test_caches_of_one_seed_agree(stage):
+    digests = []
+    for seed in ("ours", "ours", "theirs", None):
+        witness = witness_of(stage, seed=seed)
+        witness.live(PROMPT)
+        digests.append(set(witness.cache.pool.cached_blocks))
+    ours, again, *others = digests
+    assert ours == again and len(ours) == 2, "two full blocks"
+    for other in others:
+        assert not ours & other, "another seed: no digest is equal"
 
 
 def test_a_hasher_of_another_block_size(stage):

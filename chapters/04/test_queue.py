@@ -118,10 +118,12 @@ def test_nothing_leaves_an_empty_queue(stage):
 def test_what_is_not_in_the_queue_cannot_be_taken_out(stage):
     blocks, queue = make(stage, 8)
     _, other = make(stage, 8)
-    queue.popleft_n(2)
+    queue.popleft()
     queue.remove(blocks[5])
+    queue.popleft()
     strangers = [
         blocks[0],  # it left at the head
+        blocks[1],  # it left there, too, after a call that has looked at it in its place
         blocks[5],  # it was taken out
         stage.KVCacheBlock(3),  # it never was in a queue, but has the number of one that is
         list(other)[4],  # it is in another queue

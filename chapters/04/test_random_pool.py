@@ -1,5 +1,6 @@
 """The pool that remembers, beside lists that are searched from beginning to end."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -142,3 +143,25 @@ class PoolAgainstLists(RuleBasedStateMachine):
 def test_any_sequence_of_calls_agrees_with_lists(stage):
     machine = type("Machine", (PoolAgainstLists,), {"stage": stage})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, deadline=None))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_twins_go_in_any_order(stage, seed):
+    """12 blocks of one name. Who was registered first, of those that are left, is found."""
+    choose = random.Random(seed)
+    pool = stage.BlockPool(13)
+    blocks = pool.get_new_blocks(12)
+    twins = []
+    for turn in range(400):
+        nameless = [block for block in blocks if block not in twins]
+        if nameless and (not twins or choose.random() < (0.7 if turn // 50 % 2 else 0.3)):
+            some = choose.sample(nameless, choose.randint(1, len(nameless)))
+            register(pool, some, [1] * len(some))
+            twins += some
+        else:
+            some = choose.sample(twins, choose.randint(1, min(3, len(twins))))
+            pool.free_blocks(some)
+            assert pool.get_new_blocks(len(some)) == some, "no others are free"
+            twins = [block for block in twins if block not in some]
+        assert lookup(pool, [1]) == ids(twins[:1]), f"registered {ids(twins)}: {shown(pool)}"
+        assert pool.num_cached_blocks == len(twins), shown(pool)

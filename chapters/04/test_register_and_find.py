@@ -147,6 +147,17 @@ def test_registering_is_refused(stage):
     assert pool.num_cached_blocks == 3, "what was refused can be done rightly afterwards"
 
 
+@pytest.mark.parametrize("wrong", [b"", bytes(31), bytes(33), "1" * 32, 1, None, bytearray(32)])
+def test_what_is_no_digest_is_not_looked_up(stage, wrong):
+    pool = stage.BlockPool(6)
+    register(pool, pool.get_new_blocks(1), [1])
+    before = state(pool)
+    for lookup_of in (pool.get_cached_block, lambda w: pool.find_longest_cache_hit([digest(1), w])):
+        with pytest.raises(ValueError, match=r"digest.*32 bytes"):
+            lookup_of(wrong)
+    assert state(pool) == before, shown(pool)
+
+
 # Several blocks of one name.
 
 

@@ -84,7 +84,10 @@ def report(result: dict[str, Any]) -> str:
 
 
 def run(args: Namespace) -> None:
-    """Measure, print, and write the JSON file if one is asked for."""
+    """Measure, print, and write the JSON file if one is asked for. Raises OSError, before it
+    measures, for a file that cannot be written."""
+    if args.json:
+        args.json.touch()
     result = measure(args)
     print(report(result))
     if args.json:

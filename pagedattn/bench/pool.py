@@ -207,7 +207,10 @@ def report(result: dict[str, Any], console: Console) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Measure, print, and write the JSON file if one is asked for."""
+    """Measure, print, and write the JSON file if one is asked for. Raises OSError, before it
+    measures, for a file that cannot be written."""
+    if args.json:
+        args.json.touch()
     result = measure(args)
     report(result, Console())
     if args.json:

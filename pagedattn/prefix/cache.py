@@ -108,6 +108,8 @@ class PagedKVCache(sharing.PagedKVCache):
         self._check_need(n)
         check_identity(salt, extra_keys)
         tokens = as_token_ids(token_ids)
+        if not tokens:
+            raise ValueError("the prompt is empty; at least 1 token is needed")
         sequence = PrefixSequence(None, tokens, len(tokens), salt=salt, extra_keys=extra_keys)
         hits = self._find_hits(sequence)
         num_computed_tokens = len(hits) * self.config.block_size
@@ -165,27 +167,32 @@ class PagedKVCache(sharing.PagedKVCache):
 
     def _add(self, sequence: PrefixSequence) -> int:
         hits = self._find_hits(sequence)
-        super()._add(sequence)
         self.pool.touch(hits)
+        super()._add(sequence)
         sequence.blocks = hits
         sequence.num_computed_tokens = len(hits) * self.config.block_size
-        self.block_table.append_row([block.block_id for block in hits], sequence.row)
+        try:
+            self.block_table.append_row([block.block_id for block in hits], sequence.row)
+        except BaseException:  # no memory for it, say
+            self.free(sequence.seq_id)
+            raise
         return sequence.num_computed_tokens
 
     def _commit(self, batch: Batch) -> None:
+        # All digests first: what may fail comes before lengths advance.
+        block_size = self.config.block_size
+        for seq_id in batch.num_new_tokens:
+            self._hash_full_blocks(self.sequences[seq_id])
         super()._commit(batch)
         if self.hasher is None:
             return
-        block_size = self.config.block_size
         for seq_id, n in batch.num_new_tokens.items():
             sequence = self.sequences[seq_id]
             num_full_blocks = sequence.num_computed_tokens // block_size
             num_cached_blocks = (sequence.num_computed_tokens - n) // block_size
-            if num_full_blocks > num_cached_blocks:
-                self._hash_full_blocks(sequence)
-                self.pool.cache_full_blocks(
-                    sequence.blocks, sequence.block_hashes, num_cached_blocks, num_full_blocks
-                )
+            self.pool.cache_full_blocks(
+                sequence.blocks, sequence.block_hashes, num_cached_blocks, num_full_blocks
+            )
 
     def _hash_full_blocks(self, sequence: PrefixSequence) -> None:
         if self.hasher is not None:

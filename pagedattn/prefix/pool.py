@@ -12,6 +12,7 @@ Source: ``vllm/v1/core/block_pool.py``.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from pagedattn import sharing
@@ -39,7 +40,7 @@ class BlockPool(sharing.BlockPool):
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self.cached_blocks: dict[bytes, KVCacheBlock] = {}
-        self.duplicates: dict[bytes, list[KVCacheBlock]] = {}
+        self.duplicates: dict[bytes, OrderedDict[KVCacheBlock, None]] = {}
         self.num_evictions = 0
         self._usable = frozenset(self.blocks[1:])
 
@@ -140,16 +141,21 @@ class BlockPool(sharing.BlockPool):
         for block, digest in new:
             block.block_hash = digest
             if self.cached_blocks.setdefault(digest, block) is not block:
-                self.duplicates.setdefault(digest, []).append(block)
+                self.duplicates.setdefault(digest, OrderedDict())[block] = None
 
     def get_cached_block(self, block_hash: bytes) -> KVCacheBlock | None:
-        """The block registered under a digest, the first one of several; None if there is none."""
+        """The block registered under a digest, the first one of several; None if there is none.
+
+        Raises ValueError for what is no digest.
+        """
+        check_digest(block_hash)
         return self.cached_blocks.get(block_hash)
 
     def find_longest_cache_hit(self, block_hashes: Iterable[bytes]) -> list[KVCacheBlock]:
         """The blocks registered under these digests, up to the first that is missing.
 
-        Changes nothing: who wants to keep the blocks touches them.
+        Changes nothing: who wants to keep the blocks touches them. Raises ValueError for what is no
+        digest.
 
         Source: ``vllm/v1/core/single_type_kv_cache_manager.py``, ``FullAttentionManager``.
         """
@@ -200,9 +206,9 @@ class BlockPool(sharing.BlockPool):
                 continue
             others = duplicates[digest]
             if cached_blocks[digest] is block:
-                cached_blocks[digest] = others.pop(0)
+                cached_blocks[digest], _ = others.popitem(last=False)
             else:
-                others.remove(block)
+                del others[block]
             if not others:
                 del duplicates[digest]
         self.num_evictions += len(blocks)

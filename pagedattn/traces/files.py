@@ -122,6 +122,8 @@ def _request_of_object(line: str) -> Request:
         raise ValueError(f"hash_ids is {values['hash_ids']!r}, not a list")
     for hash_id in values["hash_ids"]:
         _check_whole("one of hash_ids", hash_id)
+        if hash_id.bit_length() > 63:
+            raise ValueError(f"one of hash_ids is {hash_id}; ids are below 2**63")
     return Request(
         values["input_length"],
         values["output_length"],

@@ -13,11 +13,11 @@ def apply(stage):
     def _evict(self, blocks):
         for block in blocks:
             digest, block.block_hash = block.block_hash, None
-            twins = self.duplicates.get(digest, [])
+            twins = self.duplicates.get(digest, {})
             if self.cached_blocks[digest] is not block:
-                twins.remove(block)
+                del twins[block]
             elif twins:
-                self.cached_blocks[digest] = twins.pop(0)
+                self.cached_blocks[digest], _ = twins.popitem(last=False)
             else:
                 del self.cached_blocks[digest]
         self.num_evictions += len(blocks)
