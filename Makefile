@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One process a core, so one thread a process: those that it starts, notebooks' kernels, too.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -q
 
-.PHONY: demo test test-slow lab book figures exercises check clean
+.PHONY: demo test test-slow lab book figures exercises check compile-3.6 clean
 
 demo: $(VENV)/run-ready  ## a real model answers prompts through the paged cache
 	$(BIN)/pagedattn demo
@@ -37,6 +37,11 @@ exercises: $(VENV)/work-ready  ## write the students' files and the code in the 
 
 check: $(VENV)/work-ready  ## is everything that is generated and committed up to date?
 	$(BIN)/pagedattn check
+
+compile-3.6: $(VENV)/run-ready  ## do the kernels compile, without spills, in Triton 3.6 as well?
+	test -d $(VENV)/triton-3.6 || \
+	  $(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/triton-3.6 triton==3.6.0
+	PYTHONPATH=$(VENV)/triton-3.6 $(BIN)/pagedattn compile
 
 clean:  ## remove the virtual environment and what was built
 	rm -rf $(VENV) site

@@ -29,7 +29,7 @@ def _trace(parser: ArgumentParser) -> Run:
 
 
 def _bench(parser: ArgumentParser) -> Run:
-    from pagedattn.bench import first_token, generate, pool, prefix, sharing, survey
+    from pagedattn.bench import first_token, generate, kernels, pool, prefix, sharing, survey
 
     measurements = parser.add_subparsers(metavar="MEASUREMENT", required=True)
     for name, summary, module in (
@@ -39,6 +39,7 @@ def _bench(parser: ArgumentParser) -> Run:
         ("prefix", "prompt tokens that the cache holds already, on recorded prompts", prefix),
         ("first_token", "time to the first token, without and with a hit", first_token),
         ("pool", "the pool, the hasher and four free queues by the clock", pool),
+        ("kernels", "the kernels on a GPU, beside the machine's limits and peers", kernels),
     ):
         measurement = measurements.add_parser(name, help=summary, description=summary)
         module.add_arguments(measurement)
@@ -66,6 +67,13 @@ def _figures(parser: ArgumentParser) -> Run:
     return run_figures
 
 
+def _compile(parser: ArgumentParser) -> Run:
+    from pagedattn.kernels.compiled import add_arguments, run
+
+    add_arguments(parser)
+    return run
+
+
 def _check(parser: ArgumentParser) -> Run:
     from pagedattn.course.check import run_check
 
@@ -87,6 +95,7 @@ COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], Run]]] = {
     "figures": ("draw the figures again", _figures),
     "book": ("build the book", _book),
     "evidence": ("run the chapters' tests on a GPU and record the result", _evidence),
+    "compile": ("compile the kernels for an H200: registers, spills, shared memory", _compile),
     "check": ("is all that is generated current?", _check),
 }
 
@@ -96,15 +105,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
-    except (ValueError, OSError, NotImplementedError) as error:
+    except Exception as error:
         from pagedattn.course.tasks import unfinished_task
 
         if todo := unfinished_task(error):
             print(f"to do: {todo}", file=sys.stderr)
-        elif isinstance(error, NotImplementedError):
-            raise
-        else:
+        elif isinstance(error, ValueError | OSError):
             print(f"pagedattn: error: {' '.join(str(error).split())}", file=sys.stderr)
+        else:
+            raise
         return 2
     except KeyboardInterrupt:
         return 130

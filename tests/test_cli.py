@@ -111,6 +111,15 @@ def test_an_unfinished_task_is_to_do(capsys, monkeypatch):
     assert capsys.readouterr().err == "to do: task 2.3: find the slot\n"
 
 
+def test_an_unfinished_kernel_is_to_do(capsys, monkeypatch):
+    """Triton's interpreter wraps what a kernel raises."""
+    wrapped = RuntimeError("a kernel failed")
+    wrapped.__cause__ = NotImplementedError("task 5.2: walk the keys")
+    monkeypatch.setattr(pagedattn.demo, "run_demo", stop(wrapped))
+    assert main(["demo"]) == 2
+    assert capsys.readouterr().err == "to do: task 5.2: walk the keys\n"
+
+
 def test_a_mistake_in_the_program_keeps_its_traceback(monkeypatch):
     for error in (NotImplementedError("not here"), IndexError("list index out of range")):
         monkeypatch.setattr(pagedattn.demo, "run_demo", stop(error))

@@ -22,6 +22,12 @@ def test_text_without_bytes_is_refused(stage):
     assert len(set(salted)) == 3, "every text that has bytes is a salt"
 
 
+def test_a_number_that_python_does_not_write_is_no_adapter(stage):
+    """It writes 4300 digits at most."""
+    with pytest.raises(ValueError, match="adapter"):
+        stage.ExtraKeys(10**5000)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR")  # PyTorch calls them beta
 @pytest.mark.parametrize("kind", ["meta", "sparse", "sparse rows"])
 def test_prompt_embeds_without_rows_of_bytes_are_refused(stage, kind):

@@ -1,6 +1,9 @@
 """Which chapters there are, and where their files lie."""
 
+from importlib.util import find_spec
 from pathlib import Path
+
+import torch
 
 # The staircase, lowest first: chapter -> what it builds, a module or a package. `import` never
 # goes upward.
@@ -9,7 +12,24 @@ STAGES = {
     "02": "pagedattn.paged",
     "03": "pagedattn.sharing",
     "04": "pagedattn.prefix",
+    "05": "pagedattn.kernels",
 }
+_KERNELS = "pagedattn.kernels"
+
+
+def missing_for(chapter: str) -> str | None:
+    """Why the stage of a chapter cannot be imported here, in one sentence; None if it can."""
+    if STAGES[chapter] == _KERNELS and not find_spec("triton"):
+        return (
+            f"chapter {chapter} needs triton, which is not installed; it exists for Linux, "
+            "also without a GPU"
+        )
+    return None
+
+
+def default_chapter() -> str:
+    """The last chapter whose stage is fast here: without a GPU kernels are interpreted."""
+    return [c for c in STAGES if STAGES[c] != _KERNELS or torch.cuda.is_available()][-1]
 
 
 def stage_name(chapter: str) -> str:

@@ -10,7 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pagedattn.course.chapters import STAGES, chapter_folders, find_root, module_files, shown
+from pagedattn.course.chapters import (
+    STAGES,
+    chapter_folders,
+    default_chapter,
+    find_root,
+    missing_for,
+    module_files,
+    shown,
+)
 from pagedattn.course.loading import execute
 from pagedattn.course.names import NamedTest
 from pagedattn.course.tasks import ToDo, unfinished_task
@@ -23,7 +31,12 @@ class ImplementationError(ValueError):
 
 
 def load_stage(chapter: str) -> ModuleType:
-    """The library's own module or package of a chapter."""
+    """The library's own module or package of a chapter.
+
+    Raises ImplementationError where it cannot run: kernels need triton.
+    """
+    if missing := missing_for(chapter):
+        raise ImplementationError(missing)
     return importlib.import_module(STAGES[chapter])
 
 
@@ -131,7 +144,7 @@ def load_bugs(root: Path) -> dict[str, Bug]:
 def resolve_stage(
     stage: str | None = None, impl: str | Path | None = None, bug: str | None = None
 ) -> ModuleType:
-    """What `--stage NN`, `--impl PATH` or `--bug NAME` asks for; the last stage if none is given.
+    """What `--stage NN`, `--impl PATH` or `--bug NAME` asks for; else the last that is fast here.
 
     PATH is a file or the folder of a package. Raises ImplementationError (a ValueError) if two are
     given, for an unknown chapter or bug, and for what cannot be imported.
@@ -149,7 +162,7 @@ def resolve_stage(
         if bug not in bugs:
             raise ImplementationError(f"unknown bug {bug}; known: {', '.join(bugs) or 'none'}")
         return bugs[bug].stage()
-    chapter = stage if stage is not None else list(STAGES)[-1]
+    chapter = stage if stage is not None else default_chapter()
     if chapter not in STAGES:
         raise ImplementationError(f"unknown stage {chapter}; known: {', '.join(STAGES)}")
     return load_stage(chapter)

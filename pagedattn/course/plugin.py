@@ -26,7 +26,7 @@ from _pytest.outcomes import OutcomeException
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from pagedattn.course.chapters import exercise_path, shown
+from pagedattn.course.chapters import exercise_path, missing_for, shown
 from pagedattn.course.implementations import Bug, load_path, load_stage
 from pagedattn.course.names import NamedTest
 from pagedattn.course.selection import Case, Selection, select
@@ -68,6 +68,8 @@ class Course:
             found = ", ".join(chapters) or "none"
             raise ValueError(f"--impl stands for one chapter, name it as in chapters/02 ({found})")
         for chapter in chapters if self.student or self.impl else []:
+            if missing := missing_for(chapter):
+                raise ValueError(missing)
             self.module(Case(chapter))
 
     def _path(self, chapter: str) -> Path:
@@ -166,10 +168,12 @@ def pytest_collection_modifyitems(
         items[:] = kept
     if session.testsfailed == 0:
         _demand_named_tests(course.selection, kept)
-    if not config.option.slow:
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+    for item in items:
+        case = _case(item)
+        if item.get_closest_marker("slow") and not config.option.slow:
+            item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+        elif case and (missing := missing_for(case.chapter)):
+            item.add_marker(pytest.mark.skip(reason=missing))
 
 
 def _is_wanted(item: pytest.Item, course: Course) -> bool:

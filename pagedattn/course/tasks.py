@@ -15,6 +15,7 @@ Where the stage is a package, `module` is its folder, "pagedattn/prefix", and ea
 of its modules defines the symbols: `file = "pool.py"`.
 """
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -159,9 +160,23 @@ def unfinished_task(error: BaseException) -> str | None:
 
     Looked for in what the error was raised from, in what it replaced, and in groups.
     """
-    for found in _origins(error, set()):
-        if isinstance(found, NotImplementedError | ToDo) and _UNFINISHED.match(str(found)):
-            return str(found)
+    messages = map(_not_implemented, _origins(error, set()))
+    return next((text for text in messages if text and _UNFINISHED.match(text)), None)
+
+
+def _not_implemented(error: BaseException) -> str | None:
+    """What is not implemented, if the error says so.
+
+    The body of a kernel is compiled before it could run, and Triton knows no ``raise``: its error
+    holds the statement as ``node``.
+    """
+    if isinstance(error, NotImplementedError | ToDo):
+        return str(error)
+    match getattr(error, "node", None):
+        case ast.Raise(
+            exc=ast.Call(func=ast.Name(id="NotImplementedError"), args=[ast.Constant(str(message))])
+        ):
+            return message
     return None
 
 

@@ -209,7 +209,16 @@ def _value(value: str | int | bytes) -> bytes:
 
 def _tensor_digest(tensor: Tensor) -> bytes:
     """The digest of the dtype, the width and the bytes of a tensor [n, width]."""
-    raw = tensor.detach().resolve_conj().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    raw = (
+        tensor.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .cpu()
+        .contiguous()
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
     kind = _field(b"d", str(tensor.dtype)) + _field(b"w", tensor.shape[1])
     return sha256(kind + raw).digest()
 

@@ -9,15 +9,18 @@ from pagedattn.viz.chains import draw_hash_chain
 from pagedattn.viz.charts import draw_kv_growth, draw_waste
 from pagedattn.viz.hit_rates import draw_hit_rates
 from pagedattn.viz.memory import draw_memory
+from pagedattn.viz.plans import draw_plan
 from pagedattn.viz.policies import draw_block_sizes, draw_policies, draw_pool_shares
 from pagedattn.viz.pool import draw_pool
 from pagedattn.viz.queues import draw_free_queue
 from pagedattn.viz.recording import Frame, Recording
+from pagedattn.viz.roofline import draw_roofline
 from pagedattn.viz.saved import draw_sharing_saved
 from pagedattn.viz.sharing import draw_copy_on_write, draw_shared_tables
 from pagedattn.viz.slots import draw_slot_mapping
 from pagedattn.viz.style import save
 from pagedattn.viz.tables import draw_block_tables
+from pagedattn.viz.walks import draw_walk
 
 __all__ = [
     "ArenaRecording",
@@ -33,12 +36,15 @@ __all__ = [
     "draw_hit_rates",
     "draw_kv_growth",
     "draw_memory",
+    "draw_plan",
     "draw_policies",
     "draw_pool",
     "draw_pool_shares",
+    "draw_roofline",
     "draw_shared_tables",
     "draw_sharing_saved",
     "draw_slot_mapping",
+    "draw_walk",
     "draw_waste",
     "save",
 ]

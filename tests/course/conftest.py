@@ -2,13 +2,18 @@
 stand on no real chapter."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from pagedattn.course.chapters import STAGES
+
+# What `pytester` imports it forgets after a run, and triton cannot be imported twice.
+if find_spec("triton"):
+    import pagedattn.kernels  # noqa: F401
 
 CHAPTERS = Path(__file__).parents[2] / "chapters"
 
@@ -155,13 +160,14 @@ CATALOGUE = '''
 
 
 @pytest.fixture
-def mini(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Mini:
-    for chapter in list(STAGES):
-        monkeypatch.delitem(STAGES, chapter)
-    monkeypatch.setitem(STAGES, "01", "shelf")
-    monkeypatch.setitem(STAGES, "02", "catalogue")
+def mini(pytester: pytest.Pytester) -> Iterator[Mini]:
+    library = dict(STAGES)
+    STAGES.clear()
+    STAGES.update({"01": "shelf", "02": "catalogue"})
     pytester.syspathinsert()
-    return Mini(pytester)
+    yield Mini(pytester)
+    STAGES.clear()
+    STAGES.update(library)
 
 
 PACKAGE = {
@@ -240,7 +246,7 @@ hint = "put boxes on the shelf"
 @pytest.fixture
 def archive(mini: Mini, monkeypatch: pytest.MonkeyPatch) -> Mini:
     """The course with a chapter 03, whose stage is the package `archive`, and with all tasks."""
-    monkeypatch.setitem(STAGES, "03", "archive")
+    STAGES["03"] = "archive"
     for name, text in PACKAGE.items():
         mini.write(f"archive/{name}", text)
     mini.write("chapters/03/test_archive.py", TEST_ARCHIVE)

@@ -1,5 +1,7 @@
 """tasks.toml: what it must say, and what is wrong with it otherwise."""
 
+import ast
+
 import pytest
 
 from pagedattn.course.tasks import load_tasks, unfinished_task
@@ -68,3 +70,25 @@ def test_unfinished():
     circle = ValueError()
     circle.__cause__ = circle
     assert unfinished_task(circle) is None
+
+
+def test_unfinished_kernels():
+    """Triton compiles the body instead of running it, and shows the statement that it cannot."""
+
+    class CompilationError(Exception):
+        def __init__(self, statement):
+            self.node = ast.parse(statement).body[0]
+
+    inner = CompilationError('raise NotImplementedError(\n    "task 5.2: walk "\n    "the keys"\n)')
+    assert unfinished_task(inner) == "task 5.2: walk the keys"
+    outer = CompilationError("x = f(y)")
+    outer.__cause__ = inner
+    assert unfinished_task(outer) == "task 5.2: walk the keys"
+    for statement in (
+        'raise NotImplementedError("later")',
+        'raise ValueError("task 5.2: walk the keys")',
+        "raise NotImplementedError",
+        "raise",
+        "1 / 0",
+    ):
+        assert unfinished_task(CompilationError(statement)) is None

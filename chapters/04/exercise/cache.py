@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.5     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 33014ba4a20b52f1d51aa1541b430140d648c27d08f309ca502574b8e947a616
+# made from sha256 a9694838aeefe9b8ac8be5d80d4c9dc192d4f79f2fc40905031f70d3046d08d4
 
 """The cache that remembers: ``add`` finds what is computed already, ``commit`` registers.
 
@@ -114,6 +114,8 @@ class PagedKVCache(sharing.PagedKVCache):
         self._check_need(n)
         check_identity(salt, extra_keys)
         tokens = as_token_ids(token_ids)
+        if not tokens:
+            raise ValueError("the prompt is empty; at least 1 token is needed")
         sequence = PrefixSequence(None, tokens, len(tokens), salt=salt, extra_keys=extra_keys)
         hits = self._find_hits(sequence)
         num_computed_tokens = len(hits) * self.config.block_size

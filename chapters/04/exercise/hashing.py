@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 755283d64b4f67d1404408a4fe1778aeb2af3bb5bcd0a03344639e9f8410a32b
+# made from sha256 024331a250383667e17da472fde9e6f293707a0264d087a8c7d9cc973c217007
 
 """The names of blocks: a chain of hashes.
 
@@ -35,7 +35,8 @@ from pagedattn.whole_number import at_least_1, whole_number
 DIGEST_SIZE = 32  # bytes
 _TOKEN_SIZE = 8
 
-# Drawn anew in each process: who does not know it cannot prepare two prompts with one digest.
+# Drawn anew in each process (one that is forked keeps it): who does not know it cannot prepare two
+# prompts with one digest.
 _PROCESS_SEED = os.urandom(32)
 
 
@@ -43,7 +44,8 @@ _PROCESS_SEED = os.urandom(32)
 class Image:
     """An image in a prompt: ``length`` tokens from position ``offset`` on stand for it.
 
-    ``identifier`` names its contents, all of them: a full digest, not a short number. Raises
+    ``identifier`` names its contents, all of them: a full digest, not a short number. So images
+    with one identifier are one image, and have one length. Raises
     ValueError for an identifier that is neither str nor bytes, or numbers that cannot be.
     """
 
@@ -86,6 +88,15 @@ class ExtraKeys:
             raise ValueError(
                 f"prompt_embeds are {what}; a tensor [num_prompt_tokens, hidden_size] is needed"
             )
+        if embeds is not None and (embeds.is_meta or embeds.layout != torch.strided):
+            raise ValueError(
+                f"prompt_embeds are {embeds.layout} on {embeds.device}; numbers are needed"
+            )
+        in_order = sorted(self.images, key=lambda image: (image.offset, _value(image.identifier)))
+        object.__setattr__(self, "images", tuple(in_order))
+
+
+_NO_KEYS = ExtraKeys()
 
 
 class BlockHasher:
@@ -102,7 +113,7 @@ class BlockHasher:
         if seed is None:
             seed = _PROCESS_SEED
         _check_kind("seed", seed, (str, bytes))
-        self.root = sha256(_field(b"b", block_size) + _field(b"r", seed)).digest()
+        self.root = sha256(_field(b"b", self.block_size) + _field(b"r", seed)).digest()
 
     def hash_blocks(
         self,
@@ -130,11 +141,11 @@ class BlockHasher:
     ) -> bytes:
         """What enters block ``index`` behind its tokens."""
         begin, end = index * self.block_size, (index + 1) * self.block_size
-        keys = extra_keys or ExtraKeys()
+        keys = extra_keys or _NO_KEYS
         fields = []
         if keys.adapter is not None:
             fields.append(_field(b"a", keys.adapter))
-        for image in sorted(keys.images, key=lambda image: image.offset):
+        for image in keys.images:
             if image.offset < end and image.offset + image.length > begin:
                 fields.append(_field(b"i", image.identifier) + _field(b"o", image.offset - begin))
         if salt is not None and index == 0:
@@ -171,7 +182,7 @@ def check_identity(salt: object, extra_keys: object) -> None:
 def _pack(token_ids: Sequence[int]) -> bytes:
     """8 bytes a token, the lowest first: for a whole prompt in one call, not for each block."""
     try:
-        packed = array("q", token_ids)
+        packed = array("q", list(token_ids))  # of bytes an array would take the memory as it is
     except (TypeError, OverflowError) as error:
         raise ValueError(f"a token id is no whole number of 64 bits: {error}") from error
     if sys.byteorder == "big":
@@ -181,18 +192,22 @@ def _pack(token_ids: Sequence[int]) -> bytes:
 
 def _field(name: bytes, value: str | int | bytes) -> bytes:
     """A value with its name, its kind and its length before it: nothing else has these bytes."""
+    return name + _value(value)
+
+
+def _value(value: str | int | bytes) -> bytes:
     if isinstance(value, str):
         kind, payload = b"s", value.encode()
     elif isinstance(value, int):
         kind, payload = b"i", str(value).encode()
     else:
         kind, payload = b"b", value
-    return name + kind + len(payload).to_bytes(8, "little") + payload
+    return kind + len(payload).to_bytes(8, "little") + payload
 
 
 def _tensor_digest(tensor: Tensor) -> bytes:
     """The digest of the dtype, the width and the bytes of a tensor [n, width]."""
-    raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    raw = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8).numpy().tobytes()
     kind = _field(b"d", str(tensor.dtype)) + _field(b"w", tensor.shape[1])
     return sha256(kind + raw).digest()
 
@@ -201,3 +216,7 @@ def _check_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:
     if type(value) not in kinds:
         words = " or ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{name} is {value!r} of type {type(value).__name__}; {words} is needed")
+    try:
+        str(value).encode()
+    except ValueError as error:  # a lone surrogate, or more digits than Python writes
+        raise ValueError(f"{name} cannot be written: {error}") from error

@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.3     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 4184126457c3bd8d7a28de05100da50fab5526f26a40061a6e59c342d929ce58
+# made from sha256 e82222a1f4b117c4907b68ea46bd1efdc1a76e1d92c23db7ddf5ecdc2bdedc6a
 
 """The pool with a memory: chapter 03's pool, in which free blocks can be found again.
 
@@ -18,6 +18,7 @@ Source: ``vllm/v1/core/block_pool.py``.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from pagedattn import sharing
@@ -45,7 +46,7 @@ class BlockPool(sharing.BlockPool):
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self.cached_blocks: dict[bytes, KVCacheBlock] = {}
-        self.duplicates: dict[bytes, list[KVCacheBlock]] = {}
+        self.duplicates: dict[bytes, OrderedDict[KVCacheBlock, None]] = {}
         self.num_evictions = 0
         self._usable = frozenset(self.blocks[1:])
 
@@ -128,13 +129,18 @@ class BlockPool(sharing.BlockPool):
         )
 
     def get_cached_block(self, block_hash: bytes) -> KVCacheBlock | None:
-        """The block registered under a digest, the first one of several; None if there is none."""
+        """The block registered under a digest, the first one of several; None if there is none.
+
+        Raises ValueError for what is no digest.
+        """
+        check_digest(block_hash)
         return self.cached_blocks.get(block_hash)
 
     def find_longest_cache_hit(self, block_hashes: Iterable[bytes]) -> list[KVCacheBlock]:
         """The blocks registered under these digests, up to the first that is missing.
 
-        Changes nothing: who wants to keep the blocks touches them.
+        Changes nothing: who wants to keep the blocks touches them. Raises ValueError for what is no
+        digest.
 
         Source: ``vllm/v1/core/single_type_kv_cache_manager.py``, ``FullAttentionManager``.
         """

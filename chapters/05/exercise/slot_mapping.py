@@ -1,0 +1,111 @@
+# Chapter 05, yours to write: pagedattn/kernels/slot_mapping.py without the bodies of its tasks.
+#   pytest chapters/05 --student                all its tests on this folder
+#   pytest chapters/05 --student --task 5.1     those of one task
+# `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
+# made from sha256 25a76f0b9445abe117f4fe186d7a29264ef0c3f2336838a2d79d9b36adb64690
+
+"""From position to slot, on the device: which slot each token of a batch is stored in."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .checks import INTEGERS, check_contiguous, check_device, check_dtype, check_shape
+
+TOKENS = 256  # of one program
+
+
+def compute_slot_mapping(
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    positions: Tensor,
+    block_size: int,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The slot of every token of a batch, and -1 for padding. One launch, no synchronisation.
+
+    Shapes: ``block_table`` int32 [num_seqs, width], any strides; ``query_start_loc`` int32
+    [num_seqs + 1], where each sequence's tokens begin; ``positions`` int64 [num_tokens]; int64
+    tables and int32 positions are taken, too. Returns int64 [num_tokens], or ``out``, a buffer that
+    may be longer. Tokens behind ``query_start_loc[-1]`` are padding: they get slot -1, up to the
+    end of the buffer. So does a position for which its row has no column: no block is there.
+
+    Raises ValueError for a wrong type, shape, device or block size.
+
+    Source: ``vllm/v1/worker/block_table.py``, ``BlockTable.compute_slot_mapping``.
+    """
+    _check(block_table, query_start_loc, positions, block_size, out)
+    num_seqs, width = block_table.shape
+    if out is None:
+        out = torch.empty_like(positions, dtype=torch.int64)
+    if len(out):
+        _slot_mapping_kernel[(triton.cdiv(len(out), TOKENS),)](
+            block_table,
+            query_start_loc,
+            positions,
+            out,
+            num_seqs,
+            width,
+            block_table.stride(),
+            len(positions),
+            len(out),
+            num_seqs.bit_length(),
+            BLOCK_SIZE=block_size,
+            TOKENS=TOKENS,
+            num_warps=4,
+        )
+    return out
+
+
+def _check(
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    positions: Tensor,
+    block_size: int,
+    out: Tensor | None,
+) -> None:
+    check_shape("block_table", block_table, ("num_seqs", "width"))
+    check_shape("query_start_loc", query_start_loc, (len(block_table) + 1,))
+    check_shape("positions", positions, ("num_tokens",))
+    check_dtype("block_table", block_table, *INTEGERS)
+    check_dtype("query_start_loc", query_start_loc, *INTEGERS)
+    check_dtype("positions", positions, *INTEGERS)
+    check_device(
+        block_table=block_table, query_start_loc=query_start_loc, positions=positions, out=out
+    )
+    if block_size < 1:
+        raise ValueError(f"block_size is {block_size}; it must be at least 1")
+    check_contiguous(query_start_loc=query_start_loc, positions=positions, out=out)
+    if out is not None:
+        check_shape("out", out, ("num_tokens",))
+        check_dtype("out", out, torch.int64)
+        if len(out) < len(positions):
+            raise ValueError(f"out has {len(out)} places for {len(positions)} tokens")
+
+
+# One compilation for all sizes of a batch.
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "num_slots", "num_steps"])
+def _slot_mapping_kernel(
+    block_table,
+    query_start_loc,
+    positions,
+    slot_mapping,
+    num_seqs,
+    width,
+    table_strides,
+    num_tokens,
+    num_slots,
+    num_steps,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """A program has some tokens of the batch, of whatever sequences. Which ones, each token finds
+    by bisection: its row is the last one that begins at or before it."""
+    raise NotImplementedError(
+        "task 5.1: each token bisects query_start_loc for its row, num_steps times; then slot = "
+        "block * BLOCK_SIZE + offset, in 64 bits, and -1 for padding"
+    )

@@ -1,0 +1,72 @@
+"""What must be true before a launch: on a GPU a wrong address gives no error, but wrong numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
+    """Raises ValueError unless the tensor has this shape; a word stands for any number."""
+    fits = tensor.dim() == len(shape) and all(
+        isinstance(want, str) or size == want
+        for size, want in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(map(str, shape))
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be [{wanted}]")
+
+
+def check_dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:
+    """Raises ValueError unless the tensor has one of these types."""
+    if tensor.dtype not in allowed:
+        raise ValueError(f"{name} is {tensor.dtype}; it must be {' or '.join(map(str, allowed))}")
+
+
+def check_contiguous(**tensors: Tensor | None) -> None:
+    """Raises ValueError for a tensor with gaps; None is no tensor."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{name} is not contiguous: its strides are {tensor.stride()}")
+
+
+def check_device(**tensors: Tensor | None) -> None:
+    """Raises ValueError unless all of these tensors are on one device; None is no tensor."""
+    first, *others = ((name, t.device) for name, t in tensors.items() if t is not None)
+    for name, device in others:
+        if device != first[1]:
+            raise ValueError(f"{name} is on {device}, {first[0]} on {first[1]}")
+
+
+def check_block_table(
+    block_table: Tensor, seq_lens: Tensor, num_blocks: int, block_size: int
+) -> None:
+    """Every token of every sequence lies in a block of the pool. For debugging: it waits for the
+    device.
+
+    Shapes: ``block_table`` [num_seqs, width]; ``seq_lens`` [num_seqs]. Columns behind a sequence's
+    last block are not looked at, as no kernel does. Raises ValueError for a sequence that needs
+    more columns than there are, and for an id outside 0 .. num_blocks - 1: it names row and column.
+    """
+    check_shape("block_table", block_table, ("num_seqs", "width"))
+    check_shape("seq_lens", seq_lens, (len(block_table),))
+    width = block_table.shape[1]
+    needed = (seq_lens + block_size - 1) // block_size  # blocks of each sequence
+    too_long = ((needed > width) | (seq_lens < 0)).nonzero()
+    if len(too_long):
+        row = int(too_long[0])
+        raise ValueError(
+            f"row {row}: seq_lens is {int(seq_lens[row])}, which must lie between 0 and the "
+            f"{width * block_size} slots of {width} columns of {block_size}"
+        )
+    columns = torch.arange(width, device=block_table.device)
+    outside = (block_table < 0) | (block_table >= num_blocks)
+    wrong = (outside & (columns < needed[:, None])).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise ValueError(
+            f"row {row}, column {column}: block_table has block {int(block_table[row, column])}; "
+            f"the pool has blocks 0 to {num_blocks - 1}"
+        )

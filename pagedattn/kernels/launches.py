@@ -1,0 +1,112 @@
+"""The calls whose kernels must not spill: the configurations in which speed is measured.
+
+Each entry calls a public function on tensors of the "meta" device, which have shapes and no
+numbers; ``compiled`` compiles what it would launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pagedattn.attention import AttentionSpec
+
+from .attention import paged_attention
+from .copy_blocks import copy_blocks
+from .merge import merge_attention_states
+from .naive import naive_paged_decode
+from .plan import new_plan, plan_attention
+from .slot_mapping import compute_slot_mapping
+from .write_kv import FP8, write_kv
+
+BF16 = torch.bfloat16
+NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, NUM_BLOCKS, WIDTH = 32, 8, 16, 32768, 1024
+
+
+def _empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _int32(*shape: int) -> Tensor:
+    return _empty(*shape, dtype=torch.int32)
+
+
+def _int64(*shape: int) -> Tensor:
+    return _empty(*shape, dtype=torch.int64)
+
+
+def _float32(*shape: int) -> Tensor:
+    return _empty(*shape, dtype=torch.float32)
+
+
+def _cache(dtype: torch.dtype, head_dim: int) -> Tensor:
+    return _empty(NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, head_dim, dtype=dtype)
+
+
+def _slot_mapping() -> None:
+    compute_slot_mapping(_int32(128, WIDTH), _int32(129), _int64(8192), BLOCK_SIZE)
+
+
+def _write(dtype: torch.dtype = BF16, head_dim: int = 128) -> None:
+    cache, new = _cache(dtype, head_dim), _empty(8192, NUM_KV_HEADS, head_dim)
+    scale = _float32(NUM_KV_HEADS) if dtype == FP8 else None
+    write_kv(cache, cache, new, new, _int64(8192), k_scale=scale, v_scale=scale)
+
+
+def _copy(gap: int = 1) -> None:
+    """``gap`` 2 leaves every second slot out."""
+    cache = _empty(4, NUM_BLOCKS, BLOCK_SIZE * gap, NUM_KV_HEADS, 128)[:, :, ::gap]
+    copy_blocks(cache, cache, _int64(1024), _int64(1024))
+
+
+def _merge() -> None:
+    out, lse = _empty(512, NUM_HEADS, 128), _float32(512, NUM_HEADS)
+    merge_attention_states(out, lse, out, lse)
+
+
+def _naive_decode() -> None:
+    q, cache = _empty(64, NUM_HEADS, 128), _cache(BF16, 128)
+    naive_paged_decode(q, cache, cache, _int32(64, WIDTH), _int32(64))
+
+
+def _attend(
+    num_seqs: int,
+    num_tokens: int,
+    dtype: torch.dtype = BF16,
+    head_dim: int = 128,
+    width: int = WIDTH,
+) -> None:
+    """One token a sequence, or more: then there are prefill tiles as well."""
+    q, cache = _empty(num_tokens, NUM_HEADS, head_dim), _cache(dtype, head_dim)
+    seq_lens, query_start_loc = _int32(num_seqs), _int32(num_seqs + 1)
+    table, scale = _int32(num_seqs, width), _float32(1) if dtype == FP8 else None
+    has_prefill = num_tokens > num_seqs
+    sizes = num_seqs, num_tokens, NUM_HEADS, NUM_KV_HEADS, head_dim
+    plan = new_plan(*sizes, dtype=BF16, has_prefill=has_prefill, device="meta")
+    plan_attention(plan, seq_lens, query_start_loc)
+    paged_attention(
+        q, cache, cache, table, seq_lens, query_start_loc, AttentionSpec(), plan,
+        k_scale=scale, v_scale=scale,
+    )  # fmt: skip
+
+
+LAUNCHES: dict[str, Callable[[], None]] = {
+    "slot mapping": _slot_mapping,
+    "write": _write,
+    "write, head_dim 80": lambda: _write(head_dim=80),
+    "write, fp8 cache": lambda: _write(FP8),
+    "copy": _copy,
+    "copy, blocks with gaps": lambda: _copy(gap=2),
+    "merge": _merge,
+    "naive decode": _naive_decode,
+    "decode": lambda: _attend(64, 64),
+    "decode, short tables": lambda: _attend(8, 8, width=32),
+    "decode, a short table": lambda: _attend(1, 1, width=32),
+    "decode, head_dim 64": lambda: _attend(64, 64, head_dim=64),
+    "decode, fp8 cache": lambda: _attend(64, 64, FP8),
+    "prefill": lambda: _attend(4, 16384),
+    "prefill, head_dim 64": lambda: _attend(4, 16384, head_dim=64),
+    "prefill, fp8 cache": lambda: _attend(4, 16384, FP8),
+}

@@ -1,0 +1,286 @@
+"""The plan of a step: its work, cut into items of like size.
+
+A batch holds rows of very different kinds: a decode that reads 100,000 keys for one token, another
+that reads 50, a prefill chunk of 512 tokens. The plan cuts them into *items*, each the work of one
+program for each KV head:
+
+- a decode row has few queries. It is cut along its keys into *splits*. All decode rows use one
+  split length, so a long row gets many splits, and a short one is not cut at all. The last split
+  of a row to be done merges what all have found;
+- a prefill row is cut along its queries into tiles.
+
+The plan is made on the device, once a step, into buffers that stay where they are; every layer
+reads them. So a captured CUDA graph stays right when lengths change: it launches as many programs
+as there can be items, and those behind the last item end at once. A row without queries (padding)
+has no item.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .checks import check_contiguous, check_device, check_dtype, check_shape
+
+SPLIT_KEYS = 64  # splits are whole multiples of it
+PROGRAMS = 4  # for each multiprocessor: all decode rows are cut into about so many splits
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Buffers of a plan. ``decode_rows`` and ``prefill_rows`` are the rows of a tile: its queries
+    times the query heads that share a KV head (``group``).
+
+    ``decode_items``, ``prefill_items`` int32 [most items, 8]: the row; its first token in the
+    batch, how many queries, the position of the first; the first key and the end of the keys; how
+    many splits the row has, and which item is its first. ``num_items`` int32 [2]: decode items,
+    prefill items. ``partial_out`` [most decode items, num_kv_heads, decode_rows, head_dim] and
+    ``partial_lse``: what a split found. ``arrivals`` int32 [max_rows, num_kv_heads]: how many
+    splits of a row are done.
+    """
+
+    max_tokens: int
+    group: int
+    window: int | None
+    decode_rows: int
+    prefill_rows: int
+    target_splits: int
+    decode_items: Tensor
+    prefill_items: Tensor
+    num_items: Tensor
+    arrivals: Tensor
+    partial_out: Tensor
+    partial_lse: Tensor
+
+    @property
+    def max_rows(self) -> int:
+        return len(self.arrivals)
+
+    @property
+    def decode_queries(self) -> int:
+        """A row with so many queries or fewer is a decode row."""
+        return self.decode_rows // self.group
+
+    @property
+    def prefill_queries(self) -> int:
+        """Queries of a prefill tile."""
+        return self.prefill_rows // self.group
+
+
+def new_plan(
+    max_rows: int,
+    max_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype,
+    window: int | None = None,
+    has_prefill: bool = True,
+    device: torch.device | str,
+) -> AttentionPlan:
+    """Buffers for the plans of steps with up to ``max_rows`` rows and ``max_tokens`` tokens.
+
+    ``dtype`` is that of the queries. Layers with another window need another plan.
+    ``has_prefill=False`` promises that no row has more than ``decode_queries`` queries: then one
+    launch does it all. Raises ValueError for heads that cannot share KV heads evenly.
+    """
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    group = num_heads // num_kv_heads
+    least = triton.next_power_of_2(group)  # one query must fit into a tile
+    decode_rows = max(16, least)  # a matrix product has at least 16 rows
+    prefill_rows = max(128 if dtype.itemsize == 2 else 32, least)
+    target_splits = -(-PROGRAMS * _num_multiprocessors(torch.device(device)) // num_kv_heads)
+    # A row of k keys has at most k / length + 1 splits, and all keys / length is target_splits.
+    most_splits = max_rows + target_splits
+    most_tiles = max_rows + max_tokens // (prefill_rows // group) if has_prefill else 0
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
+    return AttentionPlan(
+        max_tokens=max_tokens,
+        group=group,
+        window=window,
+        decode_rows=decode_rows,
+        prefill_rows=prefill_rows,
+        target_splits=target_splits,
+        decode_items=buffer(most_splits, 8),
+        prefill_items=buffer(most_tiles, 8),
+        num_items=buffer(2),
+        arrivals=buffer(max_rows, num_kv_heads),
+        partial_out=buffer(most_splits, num_kv_heads, decode_rows, head_dim, dtype=sums),
+        partial_lse=buffer(most_splits, num_kv_heads, decode_rows, dtype=sums),
+    )
+
+
+def _num_multiprocessors(device: torch.device) -> int:
+    """One in the interpreter, which runs one program after another; an H200's on "meta"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return 132 if device.type == "meta" else 1
+
+
+def plan_attention(plan: AttentionPlan, seq_lens: Tensor, query_start_loc: Tensor) -> None:
+    """Cut a step into items: fills the plan's buffers. One launch, no synchronisation.
+
+    ``seq_lens`` int32 [num_rows], each row's length with its new tokens; ``query_start_loc`` int32
+    [num_rows + 1]. Raises ValueError for a wrong type, shape or device, or more rows than the plan
+    has room for.
+    """
+    check_shape("seq_lens", seq_lens, ("num_rows",))
+    num_rows = len(seq_lens)
+    check_shape("query_start_loc", query_start_loc, (num_rows + 1,))
+    check_dtype("seq_lens", seq_lens, torch.int32)
+    check_dtype("query_start_loc", query_start_loc, torch.int32)
+    check_contiguous(seq_lens=seq_lens, query_start_loc=query_start_loc)
+    check_device(plan=plan.num_items, seq_lens=seq_lens, query_start_loc=query_start_loc)
+    if num_rows > plan.max_rows:
+        raise ValueError(f"{num_rows} rows; the plan has room for {plan.max_rows}")
+    if not plan.max_rows:
+        return
+    _plan_kernel[(plan.max_rows,)](
+        seq_lens,
+        query_start_loc,
+        plan.decode_items,
+        plan.prefill_items,
+        plan.arrivals,
+        plan.num_items,
+        num_rows,
+        plan.target_splits,
+        plan.window or 0,
+        DECODE_QUERIES=plan.decode_queries,
+        PREFILL_QUERIES=plan.prefill_queries,
+        SPLIT_KEYS=SPLIT_KEYS,
+        NUM_KV_HEADS=plan.arrivals.shape[1],
+        BLOCK=min(1024, triton.next_power_of_2(plan.max_rows)),
+    )
+
+
+@triton.jit
+def _first_key(position, window):
+    """The first position that the query at ``position`` sees."""
+    return tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+
+
+@triton.jit
+def _measure(seq_lens, query_start_loc, rows, num_rows, window, DECODE_QUERIES: tl.constexpr):
+    """Of these rows: queries, first key and number of keys (of decode rows, else 0)."""
+    real = rows < num_rows
+    start = tl.load(query_start_loc + rows, mask=real, other=0)
+    queries = tl.load(query_start_loc + rows + 1, mask=real, other=0) - start
+    seq_len = tl.load(seq_lens + rows, mask=real, other=0)
+    first = tl.minimum(_first_key(seq_len - queries, window), seq_len)
+    is_decode = (queries > 0) & (queries <= DECODE_QUERIES)
+    return queries, seq_len, first, tl.where(is_decode, seq_len - first, 0), is_decode
+
+
+@triton.jit
+def _cut(keys, is_decode, split_length, SPLIT_KEYS: tl.constexpr):
+    """How long the splits of a row with so many keys are, and how many: at least one."""
+    num_splits = tl.maximum(tl.cdiv(keys, split_length), 1)
+    length = tl.maximum(tl.cdiv(tl.cdiv(keys, num_splits), SPLIT_KEYS), 1) * SPLIT_KEYS
+    return length, tl.where(is_decode, tl.maximum(tl.cdiv(keys, length), 1), 0)
+
+
+@triton.jit
+def _plan_kernel(
+    seq_lens,
+    query_start_loc,
+    decode_items,
+    prefill_items,
+    arrivals,
+    num_items,
+    num_rows,
+    target_splits,
+    window,
+    DECODE_QUERIES: tl.constexpr,
+    PREFILL_QUERIES: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a row. Each looks at all rows and finds its own items' place among theirs, so
+    that no program waits for another."""
+    row = tl.program_id(0)
+    total_keys = tl.zeros((), dtype=tl.int64)
+    for begin in range(0, num_rows, BLOCK):
+        rows = begin + tl.arange(0, BLOCK)
+        _, _, _, keys, _ = _measure(
+            seq_lens, query_start_loc, rows, num_rows, window, DECODE_QUERIES
+        )
+        total_keys += tl.sum(keys.to(tl.int64))
+    split_length = tl.maximum(tl.cdiv(total_keys, target_splits), 1).to(tl.int32)
+    split_length = tl.cdiv(split_length, SPLIT_KEYS) * SPLIT_KEYS
+
+    queries, seq_len, first, keys, is_decode = _measure(
+        seq_lens, query_start_loc, row, num_rows, window, DECODE_QUERIES
+    )
+    length, num_splits = _cut(keys, is_decode, split_length, SPLIT_KEYS)
+    num_tiles = tl.where(is_decode, 0, tl.cdiv(queries, PREFILL_QUERIES))
+
+    # Where this row's items stand among all: long splits come first, so that none is left to run
+    # alone in the end.
+    first_split = 0
+    first_tile = 0
+    all_splits = 0
+    all_tiles = 0
+    for begin in range(0, num_rows, BLOCK):
+        rows = begin + tl.arange(0, BLOCK)
+        their_queries, _, _, their_keys, they_decode = _measure(
+            seq_lens, query_start_loc, rows, num_rows, window, DECODE_QUERIES
+        )
+        their_length, their_splits = _cut(their_keys, they_decode, split_length, SPLIT_KEYS)
+        their_tiles = tl.where(they_decode, 0, tl.cdiv(their_queries, PREFILL_QUERIES))
+        before = (their_length > length) | ((their_length == length) & (rows < row))
+        first_split += tl.sum(tl.where(before, their_splits, 0))
+        first_tile += tl.sum(tl.where(rows < row, their_tiles, 0))
+        all_splits += tl.sum(their_splits)
+        all_tiles += tl.sum(their_tiles)
+    if row == 0:
+        tl.store(num_items, all_splits)
+        tl.store(num_items + 1, all_tiles)
+
+    first_token = tl.load(query_start_loc + row, mask=row < num_rows, other=0)
+    first_position = seq_len - queries
+    for kv_head in range(NUM_KV_HEADS):
+        tl.store(arrivals + row * NUM_KV_HEADS + kv_head, 0)
+    for start in range(0, num_splits, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        keys_from = first + split * length
+        keys_to = tl.minimum(keys_from + length, seq_len)
+        _store_items(
+            decode_items + (first_split + split) * 8, split < num_splits, row, first_token,
+            queries, first_position, keys_from, keys_to, num_splits, first_split,
+        )  # fmt: skip
+
+    for start in range(0, num_tiles, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        query = tile * PREFILL_QUERIES
+        num_queries = tl.minimum(queries - query, PREFILL_QUERIES)
+        position = first_position + query
+        keys_to = tl.maximum(position + num_queries, 0)
+        keys_from = tl.minimum(tl.maximum(_first_key(position, window), 0), keys_to)
+        place = first_tile + num_tiles - 1 - tile  # the longest first
+        _store_items(
+            prefill_items + place * 8, tile < num_tiles, row, first_token + query, num_queries,
+            position, keys_from, keys_to, 1, 0,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_items(items, here, row, token, queries, position, begin, end, splits, first):
+    tl.store(items, row, mask=here)
+    tl.store(items + 1, token, mask=here)
+    tl.store(items + 2, queries, mask=here)
+    tl.store(items + 3, position, mask=here)
+    tl.store(items + 4, begin, mask=here)
+    tl.store(items + 5, end, mask=here)
+    tl.store(items + 6, splits, mask=here)
+    tl.store(items + 7, first, mask=here)
