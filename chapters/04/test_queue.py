@@ -230,6 +230,7 @@ class Steps:
     def __enter__(self):
         self.count = 0
         self._before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # 3.12 asks for it before it begins to trace
         sys.settrace(self._trace)
         return self
 
