@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 024331a250383667e17da472fde9e6f293707a0264d087a8c7d9cc973c217007
+# made from sha256 f1bd3ebd4c17c4e9fb39158178df6b21feb44a108f0944adeec25b024628f630
 
 """The names of blocks: a chain of hashes.
 
@@ -207,7 +207,16 @@ def _value(value: str | int | bytes) -> bytes:
 
 def _tensor_digest(tensor: Tensor) -> bytes:
     """The digest of the dtype, the width and the bytes of a tensor [n, width]."""
-    raw = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    raw = (
+        tensor.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .cpu()
+        .contiguous()
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
     kind = _field(b"d", str(tensor.dtype)) + _field(b"w", tensor.shape[1])
     return sha256(kind + raw).digest()
 
