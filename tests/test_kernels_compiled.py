@@ -38,7 +38,7 @@ def _launched() -> set[str]:
 
     sources = Path(pagedattn.kernels.__path__[0]).glob("*.py")
     text = "\n".join(source.read_text() for source in sources)
-    return set(re.findall(r"^ +(\w+_kernel)\[", text, re.MULTILINE))
+    return set(re.findall(r"^ +(?:\w+\.)?(\w+_kernel)\[", text, re.MULTILINE))
 
 
 SPILLING = """
