@@ -31,11 +31,14 @@ SMALL: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 TINY = (
     decode("mixed", 5, 40, 1, **SMALL),
     decode("shared", 40, 40, shared=32, **SMALL),
+    decode("shared, read once", 150, 140, 144, shared=128, share=True, **SMALL),
+    decode("batch-invariant", 5, 40, batch_invariant=True, **SMALL),
     decode("fp8 cache", 7, 40, fp8=True, **SMALL),
     AttentionRow("prefill chunk", (50,), (20,), **SMALL),
     AttentionRow("mixed step", (20, 33), (7, 1), **SMALL),
 )
 PLAN = SmallRow("plan mixed step", Work(16, 0), TINY[-1])
+SHARED_PLAN = SmallRow("plan shared", Work(16, 0), TINY[2])
 
 
 def stub_clock(calls: Sequence[Callable[[], object]]) -> float:
@@ -48,11 +51,13 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules that need triton, with inputs that the interpreter is done with in seconds."""
     pytest.importorskip("triton")
     from pagedattn.bench import ceilings, kernel_inputs, kernel_measure, kernel_trials, peers
+    from pagedattn.kernels import groups
 
     if torch.cuda.is_available():
         pytest.skip("here the kernels are compiled, not interpreted")
     monkeypatch.setattr(kernel_inputs, "MOST_SETS", 2)
     monkeypatch.setattr(kernel_trials, "TOKENS", 128)
+    monkeypatch.setattr(groups, "SAVED_KEYS", 128)
     monkeypatch.setattr(ceilings, "MATMUL_SIZE", 64)
     monkeypatch.setattr(ceilings, "NODES", 2)
     monkeypatch.setattr(peers, "_compiled_flex", lambda: flex_attention)
@@ -85,7 +90,7 @@ def test_what_is_refused(
 
 def test_every_row_is_checked_and_timed(measuring: Any) -> None:
     small = [row for row in SMALL_ROWS if not row.attention]
-    rows: list[AttentionRow | SmallRow] = [*TINY, *small, PLAN]
+    rows: list[AttentionRow | SmallRow] = [*TINY, *small, PLAN, SHARED_PLAN]
     result = measuring.measure.measure(measuring.it, rows, TINY[:1], H200)
     assert measuring.measure.failures(result) == []
     json.dumps(result, allow_nan=False)
@@ -129,6 +134,16 @@ def test_one_program_has_all_keys_of_a_row_in_an_unsplit_plan(measuring: Any) ->
     (batch, *_) = measuring.inputs.make_batches(measuring.pool, decode("1x900", 900, **SMALL))
     assert measuring.trials.unsplit_plan(batch).num_items.tolist() == [1, 0]
     assert measuring.trials.made_plan(batch).num_items[0] > 1
+
+
+def test_the_plan_of_a_row_shares_what_the_row_shares(measuring: Any) -> None:
+    plain, shared, invariant = (
+        measuring.trials.made_plan(measuring.inputs.make_batches(measuring.pool, row)[0])
+        for row in TINY[1:4]
+    )
+    assert plain.shared is None and not plain.batch_invariant
+    assert int(shared.shared.num_items) > 0
+    assert invariant.shared is None and invariant.batch_invariant
 
 
 @pytest.mark.parametrize("what", ["nothing", "half", "one head"])

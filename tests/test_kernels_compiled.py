@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="
 
 
 def test_no_kernel_spills(tmp_path: Path, record_property: Any) -> None:
-    """Every kernel of the package, in every configuration in which speed is measured."""
+    """Every kernel of the package, in every configuration in which speed is measured. And the text
+    shows what is compiled here."""
     from pagedattn.kernels.launches import LAUNCHES
 
     status = main(["compile", "--json", str(tmp_path / "table.json")])
@@ -30,6 +31,24 @@ def test_no_kernel_spills(tmp_path: Path, record_property: Any) -> None:
     spilling = [kernel for kernel in kernels if kernel["stack"] or kernel["local"]]
     assert not spilling, "\n".join(map(str, spilling))
     assert status == 0
+    _check_the_text(kernels)
+
+
+def _check_the_text(kernels: list[dict[str, Any]]) -> None:
+    """The rows of `pagedattn compile` in chapter 05, with the Triton that it names."""
+    import triton
+
+    text = (Path(__file__).parents[1] / "chapters/05/README.md").read_text(encoding="utf-8")
+    head, _, table = text.partition("| call | kernel | warps | registers | spilled | shared |\n")
+    if f"(Triton {triton.__version__}):" not in head:
+        return
+    rows = table.partition("\n\n")[0].splitlines()[1:]
+    compiled = {
+        f"| {kernel['call']} | {kernel['kernel'].strip('_').removesuffix('_kernel')} | "
+        f"{kernel['num_warps']} | {kernel['registers']} | 0 | {kernel['shared']:,} |"
+        for kernel in kernels
+    }
+    assert rows and set(rows) <= compiled, "\n".join(sorted(compiled))
 
 
 def _launched() -> set[str]:

@@ -101,11 +101,11 @@ def synthetic() -> dict[str, Any]:
             | row
             | good
             | {"flops": 10**10, "limit": "matmul", "peers": {"A": {"us": 25.0}, "B": absent}},
-            {"name": "decode mixed"}
+            {"name": "decode 1x512"}
             | row
             | {"failed": "ValueError: wrong", "peers": {"A": {"failed": "RuntimeError: no"}}},
         ],
-        "climb": {"decode mixed": {"naive": {"us": 70.0}, "packed": {"failed": "ValueError: no"}}},
+        "climb": {"decode 1x512": {"naive": {"us": 70.0}, "packed": {"failed": "ValueError: no"}}},
     }
 
 
@@ -139,11 +139,11 @@ def test_the_tables(capsys: Any) -> None:
         "25.0",
         "0.800",
     ] in lines
-    assert ["decode", "mixed", "failed", "10.0", "memory"] in lines
+    assert ["decode", "1x512", "failed", "10.0", "memory"] in lines
     assert ["naive", "70.0"] in lines and ["packed", "failed"] in lines
     assert "reading: 4.67 TB/s" in shown and "matrix product, bf16: 760.00 TFLOP/s" in shown
     assert "B: cannot import B (decode 64x8192, prefill 1x8192)" in shown
-    assert "A: RuntimeError: no (decode mixed)" in shown
+    assert "A: RuntimeError: no (decode 1x512)" in shown
 
 
 def test_the_roofline() -> None:
@@ -158,7 +158,7 @@ def test_the_roofline() -> None:
     assert high == pytest.approx(4.67 * low)
     assert lines["compute"].get_ydata().tolist() == pytest.approx([760, 760])
     assert {"64x8192", "1x8192", "memory: 4.67 TB/s"} <= set(words(figure))
-    assert "mixed lengths" not in words(figure), "a row without a time has no place"
+    assert "1x512" not in words(figure), "a row without a time has no place"
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,20 @@ class PagedBatch:
     def query_lens(self):
         return self.query_start_loc.diff().tolist()
 
+    def plan(self, stage, *, max_rows=None, **options):
+        """A plan of this batch, which looks for shared prefixes."""
+        num_tokens, num_heads, head_dim = self.q.shape
+        _, block_size, num_kv_heads, _ = self.k_cache.shape
+        plan = stage.new_plan(
+            max_rows or len(self.seq_lens), num_tokens, num_heads, num_kv_heads, head_dim,
+            dtype=self.q.dtype, share_block_size=block_size, device=DEVICE, **options,
+        )  # fmt: skip
+        self.fill(stage, plan)
+        return plan
+
+    def fill(self, stage, plan):
+        stage.plan_attention(plan, self.seq_lens, self.query_start_loc, self.block_table)
+
     def run(self, stage, spec=PLAIN, plan=None, **more):
         """What the kernel gives: output and log-sum-exp. Where it writes nothing, 7 stays."""
         out = torch.full_like(self.q, 7.0)
@@ -93,6 +107,21 @@ class PagedBatch:
         # A score is the sum of head_dim products; the log of the sum of some lies close to them.
         assert_near(lse[:end], expected_lse, max(tolerance, 4e-6), f"log-sum-exp; {what}")
         assert (out[end:] == 7).all() and (lse[end:] == 7).all(), f"padding was written; {what}"
+
+    def share(self, rows, num_blocks):
+        """From now on these rows begin with the same blocks, those of the first of them. The blocks
+        that they had are nobody's: NaN."""
+        leader, *others = rows
+        block_size = self.k_cache.shape[1]
+        for row in others:
+            own = set(self.block_table[row, :num_blocks].tolist())
+            own -= set(self.block_table[leader, :num_blocks].tolist())
+            self.block_table[row, :num_blocks] = self.block_table[leader, :num_blocks]
+            for block in own - set(self.block_table.flatten().tolist()):
+                self.k_cache[block] = self.v_cache[block] = math.nan
+            for contents in (self.keys, self.values):
+                common = slice(num_blocks * block_size)
+                contents[row][common] = contents[leader][common]
 
     def describe(self):
         return f"lengths {self.seq_lens.tolist()}, new tokens {self.query_lens}"

@@ -58,6 +58,21 @@ def test_rows_that_see_nothing_of_a_tile(stage, make_batch, length, num_queries,
     batch.check(stage, AttentionSpec(window=window))
 
 
+@pytest.mark.parametrize(
+    ("length", "num_queries"), [(100, 1), (100, 5), (90, 20)], ids=["decode", "few", "chunk"]
+)
+@pytest.mark.parametrize("window", [1, 7, 66])
+def test_keys_that_have_left_the_window_are_not_read(
+    stage, make_batch, length, num_queries, window
+):
+    """No query of the step sees them. Their blocks may be somebody else's by now: here NaN."""
+    batch = make_batch([length], [num_queries], num_heads=2, num_kv_heads=1)
+    for position in range(length - num_queries - window + 1):
+        block, offset = batch.block_table[0, position // 4].long(), position % 4
+        batch.k_cache[block, offset] = batch.v_cache[block, offset] = math.nan
+    batch.check(stage, AttentionSpec(window=window))
+
+
 @pytest.mark.parametrize("query_len", [1, 10, 40], ids=["decode", "few queries", "prefill"])
 @pytest.mark.parametrize(("window", "first"), [(4, 36), (1, 39), (100, 0)])
 def test_which_keys_a_window_covers(stage, make_batch, query_len, window, first):

@@ -174,6 +174,16 @@ def test_steps(stage, change, message):
     assert torch.equal(plan.decode_items, before), "the plan is what it was"
 
 
+def test_the_most_queries_of_a_plan_without_prefill(stage, make_batch):
+    """A row of just so many queries is a decode row; one of fewer, too."""
+    most = new_plan(stage).decode_queries
+    batch = make_batch([most + 70, most, 9], [most, most, most - 1])
+    sizes = {"max_rows": 3, "max_tokens": 3 * most, "head_dim": 16, "has_prefill": False}
+    plan = new_plan(stage, **sizes)
+    stage.plan_attention(plan, batch.seq_lens, batch.query_start_loc)
+    batch.check(stage, plan=plan)
+
+
 def test_a_plan_without_prefill(stage):
     """It has no room for prefill tiles; decode rows it takes."""
     plan = new_plan(stage, has_prefill=False)

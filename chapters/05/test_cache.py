@@ -80,7 +80,7 @@ def test_only_decodes_and_then_a_prompt(stage):
 
 @pytest.mark.parametrize("block_id", [31, -1])
 def test_a_table_with_a_wrong_block(stage, block_id):
-    """With poison on it is reported, with row and column, before attention reads that block."""
+    """With poison on it is reported, with row and column, before anything is stored or read."""
     witness = Witness(stage)
     for seq_id, length in (("A", 5), ("B", 9)):
         witness.add(seq_id, length)
@@ -88,8 +88,11 @@ def test_a_table_with_a_wrong_block(stage, block_id):
     right = batch.block_table.clone()
     batch.block_table[1, 2] = block_id
     message = f"row 1, column 2: block_table has block {block_id}; the pool has blocks 0 to 30"
+    before = witness.cache.k_cache.clone(), witness.cache.v_cache.clone()
     with pytest.raises(ValueError, match=message):
         batch.attend(0, *witness.inputs(batch, 0))
+    for cache, was in zip((witness.cache.k_cache, witness.cache.v_cache), before, strict=True):
+        torch.testing.assert_close(cache, was, rtol=0, atol=0, equal_nan=True)
     batch.block_table.copy_(right)
     witness.attend(batch)
     witness.commit(batch)

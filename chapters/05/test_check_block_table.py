@@ -31,11 +31,36 @@ def test_a_block_outside_the_pool(stage, block_id):
         check(stage, rows, [12, 4, 5])
 
 
-@pytest.mark.parametrize("seq_len", [13, -1])
+@pytest.mark.parametrize("seq_len", [13, -1, 2**31 - 1])
 def test_a_sequence_that_does_not_fit(stage, seq_len):
     message = f"row 1: seq_lens is {seq_len}, which must lie between 0 and the 12 slots of 3"
     with pytest.raises(ValueError, match=message):
         check(stage, [[5, 2, 9], [1, 3, 4]], [12, seq_len])
+
+
+def test_lengths_of_any_integer(stage):
+    """The longest that 32 bits hold, and one that only 64 bits do."""
+    table = torch.tensor([[5, 2]], dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor([2**40], device=DEVICE)
+    with pytest.raises(ValueError, match=f"row 0: seq_lens is {2**40}, which must lie between 0"):
+        stage.check_block_table(table, lengths, 10, 4)
+
+
+TABLE = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
+REFUSED = [
+    ({"block_table": TABLE[0]}, r"block_table has shape \[2\]"),
+    ({"block_table": TABLE.float()}, "block_table is torch.float32; it must be torch.int32"),
+    ({"seq_lens": TABLE[0, :1].float()}, "seq_lens is torch.float32; it must be torch.int32"),
+    ({"seq_lens": TABLE[0, :1].to("meta")}, "seq_lens is on meta, block_table on"),
+    ({"block_size": 0}, "block_size must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[words for _, words in REFUSED])
+def test_refusals(stage, change, message):
+    good = {"block_table": TABLE, "seq_lens": TABLE[0, :1], "num_blocks": 10, "block_size": 4}
+    with pytest.raises(ValueError, match=message):
+        stage.check_block_table(**good | change)
 
 
 def test_another_number_of_rows(stage):

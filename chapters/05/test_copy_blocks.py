@@ -120,7 +120,7 @@ def test_further_apart_than_32_bits(stage, far, far_apart):
     for cache in (k_cache, v_cache):
         cache.copy_(caches(*shape, dtype=torch.float16)[0])
     expected = [cache.clone() for cache in (k_cache, v_cache)]
-    stage.copy_blocks(k_cache, v_cache, ids(2), ids(1))
+    stage.copy_blocks(k_cache, v_cache, ids(2).int(), ids(1).int())
     for cache, want in zip((k_cache, v_cache), expected, strict=True):
         want[:, 1] = want[:, 2]
         assert torch.equal(cache, want), f"the {far} lie 2^30 numbers apart"
@@ -159,11 +159,17 @@ REFUSED = [
     ({"k_cache": CACHE[0]}, r"k_cache has shape \[3, 4, 2, 8\]"),
     ({"v_cache": CACHE[:1]}, r"v_cache has shape \[1, .*\[2, 3, 4, 2, 8\]"),
     ({"v_cache": CACHE.half()}, "v_cache is torch.float16; it must be torch.float32"),
+    ({"k_cache": CACHE.int(), "v_cache": CACHE.int()}, "k_cache is torch.int32; it must be"),
     ({"sources": ids(0, 1)}, r"destinations has shape \[1\]; it must be \[2\]"),
     ({"sources": ids(0).float()}, "sources is torch.float32"),
     ({"destinations": ids(0).float()}, "destinations is torch.float32"),
     ({"sources": ids(0, 1, 2)[::2], "destinations": ids(0, 1)}, "sources is not contiguous"),
+    (
+        {"sources": ids(0, 1), "destinations": ids(2, 1, 0)[::2]},
+        "destinations is not contiguous",
+    ),
     ({"v_cache": CACHE.to("meta")}, "v_cache is on meta"),
+    ({"destinations": ids(2).to("meta")}, "destinations is on meta"),
 ]
 
 

@@ -121,6 +121,23 @@ def test_any_strides(stage):
         torch.testing.assert_close(found, want, rtol=0, atol=1e-6)  # strides may change the order
 
 
+@pytest.mark.parametrize("far", ["tokens", "heads", "dims"])
+def test_further_apart_than_32_bits(stage, far, far_apart):
+    torch.manual_seed(6)
+    which = ["tokens", "heads", "dims"].index(far)
+    near = iter((1, 3))
+    strides = [2**30 if i == which else next(near) for i in range(3)]
+    a, b = torch.randn(2, 3, 3, 3, device=DEVICE).half()
+    lse_a, lse_b = torch.randn(2, 3, 3, device=DEVICE)
+    parts = []
+    for part, start in ((a, 0), (b, 16)):
+        parts.append(far_apart((3, 3, 3), strides, start))
+        parts[-1].copy_(part)
+    found = stage.merge_attention_states(parts[0], lse_a, parts[1], lse_b)
+    for one, want in zip(found, stage.merge_attention_states(a, lse_a, b, lse_b), strict=True):
+        assert torch.equal(one, want), f"the {far} lie 2^30 numbers apart"
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.skipif(not COMPILED, reason="Triton's interpreter cannot compute with 16 bits")
 def test_sixteen_bits_are_rounded_once(stage, dtype):
@@ -148,10 +165,12 @@ REFUSED = [
     ({"out_b": OUT[:2]}, r"out_b has shape \[2, 2, 8\]; it must be \[3, 2, 8\]"),
     ({"lse_a": LSE.T}, r"lse_a has shape \[2, 3\]; it must be \[3, 2\]"),
     ({"lse_b": LSE[..., None]}, r"lse_b has shape \[3, 2, 1\]"),
+    ({"lse_a": LSE.half()}, "lse_a is torch.float16; it must be torch.float32"),
     ({"lse_b": LSE.half()}, "lse_b is torch.float16; it must be torch.float32"),
     ({"out_b": OUT.half()}, "out_b is torch.float16; it must be torch.float32"),
     ({"out_a": OUT.long(), "out_b": OUT.long()}, "out_a is torch.int64"),
     ({"lse_b": LSE.to("meta")}, "lse_b is on meta"),
+    ({"out_a": OUT[..., :0], "out_b": OUT[..., :0]}, "head_dim must be at least 1, got 0"),
 ]
 
 

@@ -91,6 +91,35 @@ def test_further_apart_than_32_bits(make_batch, decode, far, far_apart):
     decode(batch)
 
 
+def test_k_and_v_lie_differently(make_batch, decode):
+    """K: slots before heads, with gaps. V: numbers before heads before slots, without."""
+    batch = rows_of(make_batch, gaps=2, num_heads=6)
+    batch.v_cache = batch.v_cache.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
+    decode(batch)
+
+
+@pytest.mark.parametrize("far", ["rows", "heads", "dims"])
+def test_queries_further_apart_than_32_bits(make_batch, decode, far, far_apart):
+    batch = rows_of(
+        make_batch, [6, 9, 1], num_heads=3, num_kv_heads=1, head_dim=3, dtype=torch.float16
+    )
+    near = iter((1, 3))
+    strides = [2**30 if far == name else next(near) for name in ("rows", "heads", "dims")]
+    q = far_apart((3, 3, 3), strides, 0)
+    batch.q = q.copy_(batch.q)
+    decode(batch)
+
+
+def test_a_table_may_be_a_view(make_batch, decode):
+    """Every second row and column of a larger one; between them stands block 0, which holds NaN."""
+    batch = rows_of(make_batch)
+    num_rows, width = batch.block_table.shape
+    whole = torch.zeros(2 * num_rows, 2 * width, dtype=torch.int32, device=DEVICE)
+    whole[::2, ::2] = batch.block_table
+    batch.block_table = whole[::2, ::2]
+    decode(batch)
+
+
 @pytest.mark.parametrize("num_splits", [2, 3, 12])
 def test_splits(make_batch, decode, num_splits):
     """More splits than keys, too: those without a key weigh nothing."""
@@ -130,7 +159,13 @@ REFUSED = [
     ({"seq_lens": ROWS[0, :2].long()}, "seq_lens is torch.int64; it must be torch.int32"),
     ({"seq_lens": ROWS[:, 0]}, "seq_lens is not contiguous: its strides are (3,)"),
     ({"seq_lens": ROWS[0, :2].to("meta")}, "seq_lens is on meta"),
-    ({"num_splits": 0}, "num_splits is 0; it must be at least 1"),
+    ({"k_cache": CACHE[:, :0], "v_cache": CACHE[:, :0]}, "block_size must be at least 1, got 0"),
+    (
+        {"q": CACHE[:2, :, 0, :0], "k_cache": CACHE[..., :0], "v_cache": CACHE[..., :0]},
+        "head_dim must be at least 1, got 0",
+    ),
+    ({"num_splits": 0}, "num_splits must be at least 1, got 0"),
+    ({"num_splits": 2.0}, "num_splits is 2.0; it must be a whole number"),
 ]
 
 

@@ -36,6 +36,21 @@ def test_every_kind_of_batch(stage, make_batch, kind, dtype):
     make_batch(*KINDS[kind], dtype=dtype).check(stage)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_batch_in_float64(stage, make_batch, kind):
+    """No number on the way to the output is a float32."""
+    make_batch(*KINDS[kind], dtype=torch.float64).check(stage)
+
+
+@pytest.mark.parametrize("num_queries", [3, 20], ids=["decode", "prefill"])
+def test_wherever_the_first_query_stands(stage, make_batch, num_queries):
+    """Tiles that every query sees whole end at or before the first query, which may stand just
+    before the end of a tile, at it, or just behind it."""
+    firsts = [30, 31, 32, 33, 62, 63, 64, 65]
+    lengths = [first + num_queries for first in firsts]
+    make_batch(lengths, [num_queries] * 8, num_heads=2, num_kv_heads=1).check(stage)
+
+
 @pytest.mark.parametrize("kind", ["rows without queries", "nothing at all"])
 def test_padding_is_not_touched(stage, make_batch, kind):
     """Tokens that belong to no row hold NaN, and their places in the output keep what they had."""
@@ -146,9 +161,28 @@ def test_the_end_of_the_table_is_not_read(stage, make_batch, query_len):
     batch.check(stage)
 
 
+@pytest.mark.parametrize("kind", ["mixed", "decode of several splits"])
+def test_a_table_may_be_part_of_a_wider_one(stage, make_batch, kind):
+    """The first columns of a buffer for the longest sequences; no block stands behind them."""
+    batch = make_batch(*KINDS[kind])
+    num_rows, width = batch.block_table.shape
+    buffer = torch.full((num_rows, width + 9), 2**31 - 1, dtype=torch.int32, device=DEVICE)
+    buffer[:, :width] = batch.block_table
+    batch.block_table = buffer[:, :width]
+    batch.check(stage)
+
+
 @pytest.mark.parametrize("kind", ["decode of several splits", "chunk over a cached context"])
 def test_gaps_between_slots_heads_and_numbers(stage, make_batch, kind):
     make_batch(*KINDS[kind], gaps=3).check(stage)
+
+
+@pytest.mark.parametrize("kind", ["decode of several splits", "chunk over a cached context"])
+def test_k_and_v_lie_differently(stage, make_batch, kind):
+    """K: slots before heads, with gaps. V: numbers before heads before slots, without."""
+    batch = make_batch(*KINDS[kind], gaps=2)
+    batch.v_cache = batch.v_cache.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
+    batch.check(stage)
 
 
 def test_any_strides_of_q_and_out(stage, make_batch):
@@ -167,6 +201,28 @@ def test_any_strides_of_q_and_out(stage, make_batch):
     )  # fmt: skip
     assert torch.equal(heads_first, expected)
     assert torch.equal(lse, batch.run(stage)[1])
+
+
+@pytest.mark.parametrize("far", ["tokens"])
+@pytest.mark.parametrize(("length", "num_queries"), [(70, 3), (40, 20)], ids=["splits", "prefill"])
+def test_queries_and_outputs_further_apart_than_32_bits(
+    stage, make_batch, far, far_apart, length, num_queries
+):
+    batch = make_batch(
+        [length], [num_queries], num_heads=3, num_kv_heads=1, head_dim=3, dtype=torch.float16
+    )
+    expected, _ = batch.run(stage)
+    which = ["tokens", "heads", "dims"].index(far)
+    gap = 2**31 // (batch.q.shape[which] - 1)
+    near = iter((1, 20))
+    strides = [gap if i == which else next(near) for i in range(3)]
+    out = far_apart(batch.q.shape, strides, 128)
+    batch.q = far_apart(batch.q.shape, strides, 0).copy_(batch.q)
+    stage.paged_attention(
+        batch.q, batch.k_cache, batch.v_cache, batch.block_table, batch.seq_lens,
+        batch.query_start_loc, out=out,
+    )  # fmt: skip
+    assert torch.equal(out, expected), f"the {far} lie {gap} numbers apart"
 
 
 @pytest.mark.parametrize("far", ["blocks", "slots", "heads", "dims"])

@@ -142,6 +142,18 @@ def test_a_step_without_rows(stage):
     assert items_of(plan) == ([], [])
 
 
+@on_a_gpu  # the interpreter takes minutes for so many programs
+def test_more_rows_than_a_program_looks_at_together(stage):
+    """1030 rows: each must find its place among those of the last few, too."""
+    seq_lens, query_lens = [3] * 1030, [1] * 1030
+    seq_lens[1027:], query_lens[1026:] = [200, 5, 40], [0, 1, 1, 40]
+    plan = plan_of(stage, seq_lens, query_lens)
+    decode, prefill = items_of(plan)
+    assert sorted({item[0] for item in decode}) == [*range(1026), 1027, 1028]
+    assert {item[0] for item in prefill} == {1029}
+    check_splits(plan, stage.plan.SPLIT_KEYS)
+
+
 @pytest.mark.parametrize("query_lens", [[1] * 12, [20] * 12], ids=["decode", "prefill"])
 def test_a_smaller_batch_in_the_same_buffers(stage, query_lens):
     """What an earlier, larger step left behind the last item is no item of this one."""

@@ -104,6 +104,21 @@ def test_a_position_without_a_column_has_no_slot(stage):
     assert found.tolist() == [11, -1, 12, -1], "two columns of 4 end at position 7"
 
 
+def test_a_negative_position_has_no_slot(stage):
+    """In front of a table, too, there is no block of the row: here is another's."""
+    whole = int32([[9, 9, 9], [9, 5, 2], [9, 3, 7]])
+    found = stage.compute_slot_mapping(whole[1:, 1:], int32([0, 2, 4]), int64([-1, 0, -4, -7]), 4)
+    assert found.tolist() == [-1, 20, -1, -1]
+
+
+def test_no_slot_without_a_position(stage):
+    """Of four tokens two have a position; what lies behind is not read as one."""
+    out = torch.zeros(6, dtype=torch.int64, device=DEVICE)
+    positions = int64([4, 1, 2, 3])[:2]
+    stage.compute_slot_mapping(int32([[5, 2]]), int32([0, 4]), positions, 4, out=out)
+    assert out.tolist() == [8, 21, -1, -1, -1, -1]
+
+
 def test_a_table_may_be_a_view(stage):
     whole = int32([[5, 0, 2, 0], [1, 1, 1, 1], [3, 0, 7, 0]])
     found = stage.compute_slot_mapping(whole[::2, ::2], int32([0, 1, 3]), int64([6, 1, 7]), 4)
@@ -121,7 +136,8 @@ def test_a_step_without_tokens(stage):
 
 
 REFUSED = [
-    ({"block_size": 0}, "block_size is 0"),
+    ({"block_size": 0}, "block_size must be at least 1, got 0"),
+    ({"block_size": 4.0}, "block_size is 4.0; it must be a whole number"),
     ({"block_table": int32([5, 2])}, r"block_table has shape \[2\]"),
     ({"query_start_loc": int32([0, 1, 2])}, r"query_start_loc has shape \[3\].*\[2\]"),
     ({"positions": int64([[0, 1]])}, r"positions has shape \[1, 2\]"),

@@ -144,19 +144,36 @@ def test_further_apart_than_32_bits(stage, far, far_apart):
         assert torch.equal(cache, want), f"the {far} lie 2^30 numbers apart"
 
 
-def test_padding_may_hold_anything(stage):
-    """Neither K and V of padding nor its slot lead anywhere."""
+@pytest.mark.parametrize("far", ["tokens", "heads", "dims"])
+def test_new_tokens_further_apart_than_32_bits(stage, far, far_apart):
+    torch.manual_seed(11)
+    which = ["tokens", "heads", "dims"].index(far)
+    near = iter((1, 3))
+    strides = [2**30 if i == which else next(near) for i in range(3)]
+    k, v = (far_apart((3, 3, 3), strides, start) for start in (0, 16))
+    for new in (k, v):
+        new.copy_(random(3, 3, 3, dtype=torch.float16))
+    cache = random(2, 2, 3, 3, 3, dtype=torch.float16)
+    expected = cache.clone()
+    expected[0, 1], expected[1, 1] = k, v
+    stage.write_kv(*cache, k, v, torch.tensor([3, 4, 5], device=DEVICE))
+    assert torch.equal(cache, expected), f"the {far} lie 2^30 numbers apart"
+
+
+@pytest.mark.parametrize("slot", [-1, -2, -33])
+def test_padding_may_hold_anything(stage, slot):
+    """Neither K and V of padding nor its slot lead anywhere, not in front of the cache either."""
     torch.manual_seed(5)
-    cache = random(2, 5, 16, 2, 8)
-    before = cache.clone()
+    memory = random(2, 8, 16, 2, 8)
+    before = memory.clone()
     k, v = random(2, 3, 2, 8)
     k[1:], v[1:] = float("nan"), float("nan")
-    stage.write_kv(*cache, k, v, torch.tensor([3, -1, -1], device=DEVICE))
-    before[0, 0, 3], before[1, 0, 3] = k[0], v[0]
-    assert torch.equal(cache, before)
+    stage.write_kv(*memory[:, 3:], k, v, torch.tensor([3, slot, slot], device=DEVICE))
+    before[0, 3, 3], before[1, 3, 3] = k[0], v[0]
+    assert torch.equal(memory, before)
 
 
-@pytest.mark.parametrize("num_scales", [None, 1, 3], ids=["no_scale", "one", "one_a_head"])
+@pytest.mark.parametrize("num_scales", [None, (1, 1), (3, 3), (1, 3), (3, 1)], ids=str)
 def test_an_fp8_cache_holds_value_over_scale(stage, num_scales):
     """K and V have scales of their own (flashinfer-ai/flashinfer#1023). The quotients are numbers
     of fp8, so nothing is rounded."""
@@ -167,8 +184,9 @@ def test_an_fp8_cache_holds_value_over_scale(stage, num_scales):
     scales = [None, None]
     values = stored.float()
     if num_scales:
-        scales = [torch.rand(num_scales, device=DEVICE).exp2() * 0.37 for _ in "kv"]
-        values = stored.double() * torch.stack(scales)[:, None, :, None].double()
+        scales = [torch.rand(number, device=DEVICE).exp2() * 0.37 for number in num_scales]
+        of_heads = torch.stack([scale.expand(3) for scale in scales]).double()
+        values = stored.double() * of_heads[:, None, :, None]
         values = values.float()  # over the scale again, it lies next to a number of fp8
     k, v = values
     slots = torch.tensor([4, -1, 11, 0, 7], device=DEVICE)
@@ -231,6 +249,7 @@ def test_a_step_without_tokens(stage):
 
 CACHE = torch.zeros(3, 4, 2, 8, device=DEVICE)
 ONE = torch.ones(1, device=DEVICE)
+FP8_CACHE = {"k_cache": CACHE.to(FP8), "v_cache": CACHE.to(FP8)}
 REFUSED = [
     ({"k": torch.zeros(2, 16, device=DEVICE)}, r"k has shape \[2, 16\]"),
     ({"v": torch.zeros(2, 2, 9, device=DEVICE)}, r"v has shape \[2, 2, 9\].*\[2, 2, 8\]"),
@@ -242,17 +261,17 @@ REFUSED = [
     ({"k_cache": CACHE.half(), "v_cache": CACHE.half()}, "k_cache is torch.float16"),
     ({"v_cache": CACHE.half()}, "v_cache is torch.float16"),
     ({"v": torch.zeros(2, 2, 8, device=DEVICE).half()}, "v is torch.float16"),
+    (
+        {"k": torch.zeros(2, 2, 8, device=DEVICE).int()},
+        "k is torch.int32; it must be torch.float16",
+    ),
+    ({"k_cache": CACHE[:, :0], "v_cache": CACHE[:, :0]}, "block_size must be at least 1, got 0"),
     ({"v_cache": CACHE.to("meta")}, "v_cache is on meta"),
     ({"k_scale": ONE}, "k_scale is given, but nothing is to be scaled"),
-    ({"k_cache": CACHE.to(FP8), "v_cache": CACHE.to(FP8), "v_scale": ONE.half()}, "v_scale is"),
-    (
-        {
-            "k_cache": CACHE.to(FP8),
-            "v_cache": CACHE.to(FP8),
-            "k_scale": torch.ones(3, device=DEVICE),
-        },
-        r"k_scale has shape \[3\]; it must be \[2\]",
-    ),
+    (FP8_CACHE | {"v_scale": ONE.half()}, "v_scale is torch.float16; it must be torch.float32"),
+    (FP8_CACHE | {"k_scale": ONE.repeat(3)}, r"k_scale has shape \[3\]; it must be \[2\]"),
+    (FP8_CACHE | {"v_scale": ONE.expand(2)}, r"v_scale is not contiguous: its strides are \(0,\)"),
+    (FP8_CACHE | {"k_scale": ONE.to("meta")}, "k_scale is on meta, k_cache on"),
 ]
 
 

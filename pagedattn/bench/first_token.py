@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from pagedattn.bench.generate import mixed_prompts
+from pagedattn.bench.result_file import write_result
 from pagedattn.model import cache_config, generate, load_model
 from pagedattn.prefix import build_cache
 from pagedattn.whole_number import at_least_1
@@ -90,6 +90,4 @@ def run(args: Namespace) -> None:
         args.json.touch()
     result = measure(args)
     print(report(result))
-    if args.json:
-        command = " ".join(["pagedattn", *sys.argv[1:]])
-        args.json.write_text(json.dumps({"command": command} | result, indent=2) + "\n")
+    write_result(args.json, result)

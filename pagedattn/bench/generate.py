@@ -8,10 +8,8 @@ falls on both.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from datetime import date
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 
 from pagedattn import paged
+from pagedattn.bench.result_file import write_result
 from pagedattn.model import Llama, Tokenizer, cache_config, complete, load_model
 from pagedattn.model.families import family_of
 from pagedattn.model.llama import rotary_frequencies
@@ -198,6 +197,4 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print, and write the JSON file if one is asked for."""
     result = measure(args)
     print(report(result))
-    if args.json:
-        command = " ".join(["pagedattn", *sys.argv[1:]])
-        args.json.write_text(json.dumps({"command": command} | result, indent=2) + "\n")
+    write_result(args.json, result)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pagedattn.bench.kernel_inputs import Batch, Trial, Write
 from pagedattn.bench.peers import Absent
 
-PACKAGES = ("flashinfer-python", "flash-attn", "flash_attn_3", "vllm")
+PACKAGES = ("flashinfer-python", "flash_attn_3", "vllm")
 SEGMENTS = 16  # of vLLM's unified kernel, which it uses for up to 128 programs
 DECODE_SPLITS = (4, 16, 64)  # of vLLM's decode kernel, which leaves the number to its caller
 WORKSPACE = 2**29  # bytes, of FlashInfer
@@ -39,53 +39,89 @@ def _imported(module: str) -> Any:
         raise Absent(f"cannot import {module}: {error}") from error
 
 
+def _known(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Those of the options that the installed version of ``function`` has."""
+    parameters = inspect.signature(function).parameters
+    return {name: option for name, option in options.items() if name in parameters}
+
+
 def _trial(batches: list[Batch], make: Callable[[Batch], Callable[[], Tensor]]) -> Trial:
+    """``make`` turns a batch into the call that is timed. Raises Absent for an fp8 cache: each of
+    these libraries has one scale for all KV heads, or wants queries in fp8, too."""
     if batches[0].row.fp8:
-        raise Absent("not called with an fp8 cache here")
+        raise Absent("reads no fp8 cache with a scale for each KV head beside bf16 queries")
     return Trial([make(batch) for batch in batches], batches[0].error)
 
 
 def flashinfer_trials(batches: list[Batch]) -> list[Trial]:
-    """FlashInfer, planned beforehand: with tensor cores for decodes, its own choice for others."""
+    """FlashInfer, planned beforehand: decodes on tensor cores, anything else as it chooses. A batch
+    of prefill chunks and decodes can also go through its one kernel for both."""
     flashinfer = _imported("flashinfer")
-    row, first = batches[0].row, batches[0]
-    workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=first.q.device)
+    row, device = batches[0].row, batches[0].q.device
+    workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)  # it asks for zeros
     indptr = torch.tensor([0, *row.num_blocks], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     last = [
         seq_len - (blocks - 1) * row.block_size
         for seq_len, blocks in zip(row.seq_lens, row.num_blocks, strict=True)
     ]
     last_page_len = torch.tensor(last, dtype=torch.int32)
+    heads = row.num_heads, row.num_kv_heads, row.head_dim
+    types = {"q_data_type": batches[0].q.dtype, "kv_data_type": batches[0].k_cache.dtype}
 
-    def make(batch: Batch) -> Callable[[], Tensor]:
-        ids = torch.cat([batch.block_table[n, :blocks] for n, blocks in enumerate(row.num_blocks)])
-        heads = row.num_heads, row.num_kv_heads, row.head_dim, row.block_size
-        types = {"q_data_type": batch.q.dtype, "kv_data_type": batch.k_cache.dtype}
-        if row.has_prefill:
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-            starts = batch.query_start_loc.cpu()
-            wrapper.plan(starts, indptr, ids, last_page_len, *heads, causal=True, **types)
-        else:
-            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                workspace, "NHD", use_tensor_cores=True
-            )
-            wrapper.plan(indptr, ids, last_page_len, *heads, **types)
-        return lambda: wrapper.run(batch.q, (batch.k_cache, batch.v_cache))
+    def ids(batch: Batch) -> Tensor:
+        rows = enumerate(row.num_blocks)
+        return torch.cat([batch.block_table[n, :blocks] for n, blocks in rows])
 
-    return [_trial(batches, make)]
+    def decodes(batch: Batch) -> Any:
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_tensor_cores=True
+        )
+        wrapper.plan(indptr, ids(batch), last_page_len, *heads, row.block_size, **types)
+        return wrapper
+
+    def prefills(batch: Batch) -> Any:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        starts, pages = batch.query_start_loc.cpu(), (indptr, ids(batch), last_page_len)
+        wrapper.plan(starts, *pages, *heads, row.block_size, causal=True, **types)
+        return wrapper
+
+    def both(batch: Batch) -> Any:
+        wrapper = flashinfer.BatchAttention("NHD", str(device))
+        starts, seq_lens = batch.query_start_loc.cpu(), batch.seq_lens.cpu()
+        sizes = *heads, row.head_dim, row.block_size
+        wrapper.plan(starts, indptr, ids(batch), seq_lens, *sizes, causal=True, **types)
+        return wrapper
+
+    def maker(planned: Callable[[Batch], Any]) -> Callable[[Batch], Callable[[], Tensor]]:
+        """Of the calls that run what ``planned`` gives. They hand over ``out``: without it, a
+        prefill also fills a new output with zeros."""
+
+        def make(batch: Batch) -> Callable[[], Tensor]:
+            """The call of one batch."""
+            wrapper, out = planned(batch), torch.full_like(batch.q, float("nan"))
+
+            def call() -> Tensor:
+                wrapper.run(batch.q, (batch.k_cache, batch.v_cache), out=out)
+                return out
+
+            return call
+
+        return make
+
+    ways = [prefills if row.has_prefill else decodes]
+    if len(set(row.query_lens)) > 1:
+        ways.append(both)
+    return [_trial(batches, maker(planned)) for planned in ways]
 
 
 def flash_attn_trials(batches: list[Batch]) -> list[Trial]:
-    """FlashAttention-3, or else FlashAttention-2, which takes blocks of 256 only."""
-    try:
-        flash_attn, table = _imported("flash_attn_interface"), "page_table"
-    except Absent:
-        flash_attn, table = _imported("flash_attn"), "block_table"
+    """FlashAttention-3. FlashAttention-2 is left out: its blocks have a multiple of 256 tokens."""
+    flash_attn = _imported("flash_attn_interface")
     row = batches[0].row
 
     def make(batch: Batch) -> Callable[[], Tensor]:
-        options: dict[str, Any] = {"cache_seqlens": batch.seq_lens, "causal": True}
-        options[table] = batch.block_table
+        """The call of one batch; decodes are batches of one query a sequence."""
+        options: dict[str, Any] = {"causal": True, "page_table": batch.block_table}
         q = batch.q
         if row.has_prefill:
             options |= {"cu_seqlens_q": batch.query_start_loc, "max_seqlen_q": max(row.query_lens)}
@@ -93,7 +129,9 @@ def flash_attn_trials(batches: list[Batch]) -> list[Trial]:
             q = q[:, None]
 
         def call() -> Tensor:
-            out = flash_attn.flash_attn_with_kvcache(q, batch.k_cache, batch.v_cache, **options)
+            out = flash_attn.flash_attn_with_kvcache(
+                q, batch.k_cache, batch.v_cache, cache_seqlens=batch.seq_lens, **options
+            )
             return out.view(batch.q.shape)
 
         return call
@@ -103,46 +141,36 @@ def flash_attn_trials(batches: list[Batch]) -> list[Trial]:
 
 def vllm_unified_trials(batches: list[Batch]) -> list[Trial]:
     """vLLM's unified Triton kernel, with splits where vLLM's backend would have it split."""
-    module = _imported("vllm.v1.attention.ops.triton_unified_attention")
-    parameters = inspect.signature(module.unified_attention).parameters
-    row, first = batches[0].row, batches[0]
-    device = first.q.device
+    unified_attention = _imported(
+        "vllm.v1.attention.ops.triton_unified_attention"
+    ).unified_attention
+    row, device = batches[0].row, batches[0].q.device
     descale = torch.ones(len(row.seq_lens), row.num_kv_heads, device=device)
     splitting: dict[str, Any] = {}
     if not row.has_prefill:
         segments = row.num_tokens, row.num_heads, SEGMENTS
-        splitting = {
-            "seq_threshold_3D": 128 // row.num_kv_heads,
-            "num_par_softmax_segments": SEGMENTS,
-            "softmax_segm_output": torch.empty(*segments, row.head_dim, device=device),
-            "softmax_segm_max": torch.empty(segments, device=device),
-            "softmax_segm_expsum": torch.empty(segments, device=device),
-        }
+        splitting = _known(
+            unified_attention,
+            seq_threshold_3D=128 // row.num_kv_heads,
+            num_par_softmax_segments=SEGMENTS,
+            softmax_segm_output=torch.empty(*segments, row.head_dim, device=device),
+            softmax_segm_max=torch.empty(segments, device=device),
+            softmax_segm_expsum=torch.empty(segments, device=device),
+        )
 
     def make(batch: Batch) -> Callable[[], Tensor]:
+        """The call of one batch, with an output of its own."""
         out = torch.full_like(batch.q, float("nan"))
-        options = {
-            "q": batch.q,
-            "k": batch.k_cache,
-            "v": batch.v_cache,
-            "out": out,
-            "cu_seqlens_q": batch.query_start_loc,
-            "max_seqlen_q": max(row.query_lens),
-            "seqused_k": batch.seq_lens,
-            "max_seqlen_k": max(row.seq_lens),
-            "softmax_scale": row.head_dim**-0.5,
-            "causal": True,
-            "window_size": (-1, -1),
-            "block_table": batch.block_table,
-            "softcap": 0.0,
-            "q_descale": None,
-            "k_descale": descale,
-            "v_descale": descale,
-        }
-        options |= {name: value for name, value in splitting.items() if name in parameters}
 
         def call() -> Tensor:
-            module.unified_attention(**options)
+            unified_attention(
+                q=batch.q, k=batch.k_cache, v=batch.v_cache, out=out,
+                cu_seqlens_q=batch.query_start_loc, max_seqlen_q=max(row.query_lens),
+                seqused_k=batch.seq_lens, max_seqlen_k=max(row.seq_lens),
+                softmax_scale=row.head_dim**-0.5, causal=True, window_size=(-1, -1),
+                block_table=batch.block_table, softcap=0.0, q_descale=None, k_descale=descale,
+                v_descale=descale, **splitting,
+            )  # fmt: skip
             return out
 
         return call
@@ -152,23 +180,29 @@ def vllm_unified_trials(batches: list[Batch]) -> list[Trial]:
 
 def vllm_decode_trials(batches: list[Batch]) -> list[Trial]:
     """vLLM's Triton decode kernel, with several numbers of splits."""
-    module = _imported("vllm.v1.attention.ops.triton_decode_attention")
-    row = batches[0].row
+    decode = _imported("vllm.v1.attention.ops.triton_decode_attention").decode_attention_fwd
+    row, device = batches[0].row, batches[0].q.device
     if row.has_prefill:
         raise Absent("does only decodes")
-    takes_lse = "lse" in inspect.signature(module.decode_attention_fwd).parameters
+    sizes = row.num_tokens, row.num_heads
+    one = torch.ones((), device=device)
+    # Scales that it is not given it makes in every call, by a copy that no capture allows.
+    extra = _known(decode, lse=torch.empty(sizes, device=device), k_scale=one, v_scale=one)
 
     def maker(splits: int) -> Callable[[Batch], Callable[[], Tensor]]:
+        """Of the calls with this number of splits."""
+
         def make(batch: Batch) -> Callable[[], Tensor]:
+            """The call of one batch, with an output and partial results of its own."""
             out = torch.full_like(batch.q, float("nan"))
-            sizes = row.num_tokens, row.num_heads
-            partial = torch.empty(*sizes, splits, row.head_dim + 1, device=out.device)
-            lse = (torch.empty(sizes, device=out.device),) if takes_lse else ()
+            partial = torch.empty(*sizes, splits, row.head_dim + 1, device=device)
 
             def call() -> Tensor:
-                module.decode_attention_fwd(
-                    batch.q, batch.k_cache, batch.v_cache, out, *lse, batch.block_table,
-                    batch.seq_lens, partial, splits, row.head_dim**-0.5, row.block_size,
+                decode(
+                    q=batch.q, k_buffer=batch.k_cache, v_buffer=batch.v_cache, o=out,
+                    req_to_token=batch.block_table, b_seq_len=batch.seq_lens, attn_logits=partial,
+                    num_kv_splits=splits, sm_scale=row.head_dim**-0.5, page_size=row.block_size,
+                    **extra,
                 )  # fmt: skip
                 return out
 

@@ -26,7 +26,6 @@ LABELS = {
         "64x8192 fp8 cache": "64x8192, fp8 cache",
         "64x8448 shared 8192": "64x8448, a prefix of 8192 shared",
         "MHA 64x2048": "MHA",
-        "mixed": "mixed lengths",
     },
     "prefill": {"1x8192": "1x8192", "4x4096": "4x4096", "16x1024": "16x1024", "chunk": "chunk"},
     "mixed": {"step": "mixed step"},

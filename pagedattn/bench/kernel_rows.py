@@ -7,7 +7,7 @@ floating-point operations. Over the rates of the machine it gives a time that no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ class Work(NamedTuple):
 @dataclass(frozen=True)
 class AttentionRow:
     """One layer's attention of one batch. The first ``shared`` tokens of all sequences lie in the
-    same blocks."""
+    same blocks; with ``share`` our plan looks for that, or else it may be ``batch_invariant``."""
 
     name: str
     seq_lens: tuple[int, ...]
@@ -63,6 +63,8 @@ class AttentionRow:
     block_size: int = BLOCK_SIZE
     fp8: bool = False
     shared: int = 0
+    share: bool = False
+    batch_invariant: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -119,6 +121,9 @@ def _mixed_lengths() -> tuple[int, ...]:
 MIXED = decode("mixed", *_mixed_lengths())
 MIXED_STEP = AttentionRow("mixed step", (2560,) * 8 + (4096,) * 120, (512,) * 8 + (1,) * 120)
 LONG = (8192,) * 64
+SHARED = decode("64x8448 shared 8192", *(8448,) * 64, shared=8192, share=True)
+SEARCHED = decode("64x2048 searched", *(2048,) * 64, share=True)
+BEAMS = decode("4x2304 shared 2048", *(2304,) * 4, shared=2048, share=True)
 
 ATTENTION_ROWS = (
     *(
@@ -133,7 +138,13 @@ ATTENTION_ROWS = (
     *(decode(f"64x8192 block {size}", *LONG, block_size=size) for size in (32, 64, 128)),
     decode("64x8192 head_dim 64", *LONG, head_dim=64),
     decode("64x8192 fp8 cache", *LONG, fp8=True),
-    decode("64x8448 shared 8192", *(8448,) * 64, shared=8192),
+    SHARED,
+    replace(SHARED, name=f"{SHARED.name}, plain plan", share=False),
+    BEAMS,
+    replace(BEAMS, name=f"{BEAMS.name}, plain plan", share=False),
+    SEARCHED,
+    decode("64x2048 batch-invariant", *(2048,) * 64, batch_invariant=True),
+    replace(MIXED, name=f"{MIXED.name} batch-invariant", batch_invariant=True),
     AttentionRow("prefill 1x8192", (8192,), (8192,)),
     AttentionRow("prefill 4x4096", (4096,) * 4, (4096,) * 4),
     AttentionRow("prefill 16x1024", (1024,) * 16, (1024,) * 16),
@@ -158,6 +169,9 @@ SMALL_ROWS = (
     # Of each sequence its length and where it begins; what is written depends on the cut.
     SmallRow("plan mixed", Work(2 * 128 * 4, 0), MIXED),
     SmallRow("plan mixed step", Work(2 * 128 * 4, 0), MIXED_STEP),
+    # And of each sequence its first block, or the blocks that it has in common with others.
+    SmallRow("plan 64x2048 searched", Work((2 + 1) * 64 * 4, 0), SEARCHED),
+    SmallRow("plan 64x8448 shared 8192", Work((2 + 8192 // BLOCK_SIZE) * 64 * 4, 0), SHARED),
 )
 
 CLIMB = ("decode 64x2048", "decode 1x8192", "decode mixed")

@@ -57,14 +57,14 @@ def attention_trial(batches: list[Batch], make_plan: Callable[[Batch], Attention
 def made_plan(batch: Batch) -> AttentionPlan:
     """The plan as it is meant."""
     plan = _empty_plan(batch)
-    plan_attention(plan, batch.seq_lens, batch.query_start_loc)
+    plan_attention(plan, batch.seq_lens, batch.query_start_loc, batch.block_table)
     return plan
 
 
 def unsplit_plan(batch: Batch) -> AttentionPlan:
     """A plan that cuts no decode row: one program has all keys of a row and KV head."""
     plan = replace(_empty_plan(batch), target_splits=1)
-    plan_attention(plan, batch.seq_lens, batch.query_start_loc)
+    plan_attention(plan, batch.seq_lens, batch.query_start_loc, batch.block_table)
     return plan
 
 
@@ -73,6 +73,8 @@ def _empty_plan(batch: Batch) -> AttentionPlan:
     return new_plan(
         len(row.seq_lens), row.num_tokens, row.num_heads, row.num_kv_heads, row.head_dim,
         dtype=batch.q.dtype, has_prefill=row.has_prefill, device=batch.q.device,
+        share_block_size=row.block_size if row.share else None,
+        batch_invariant=row.batch_invariant,
     )  # fmt: skip
 
 
@@ -235,7 +237,7 @@ def _slots(pool: Pool) -> Small:
 def _plan_trial(batch: Batch) -> Trial:
     plan = _empty_plan(batch)
     return Trial(
-        [lambda: plan_attention(plan, batch.seq_lens, batch.query_start_loc)],
+        [lambda: plan_attention(plan, batch.seq_lens, batch.query_start_loc, batch.block_table)],
         lambda _: _uncovered(plan, batch.row),
     )
 
@@ -245,6 +247,7 @@ def _uncovered(plan: AttentionPlan, row: AttentionRow) -> float:
     each once."""
     num_splits, num_tiles = plan.num_items.tolist()
     keys = [(item[0], item[4], item[5]) for item in plan.decode_items[:num_splits].tolist()]
+    keys += _shared_keys(plan, row)
     queries = [(item[1], item[1] + item[2]) for item in plan.prefill_items[:num_tiles].tolist()]
     kinds = list(enumerate(zip(row.seq_lens, row.query_lens, strict=True)))
     decodes = [(n, seq_len) for n, (seq_len, length) in kinds if length <= plan.decode_queries]
@@ -256,6 +259,20 @@ def _uncovered(plan: AttentionPlan, row: AttentionRow) -> float:
     first = 0 if row.query_lens[0] > plan.decode_queries else row.num_tokens
     tiles_fit = _tile(queries, first, first + chunks)
     return 0.0 if splits_fit and tiles_fit else float("inf")
+
+
+def _shared_keys(plan: AttentionPlan, row: AttentionRow) -> list[tuple[int, int, int]]:
+    """Each row's keys that are read for others as well: the row, the first key, the end."""
+    if plan.shared is None:
+        return []
+    owners = [number for number, length in enumerate(row.query_lens) for _ in range(length)]
+    tokens = plan.shared.members[:, 0].tolist()
+    items = plan.shared.items[: int(plan.shared.num_items)].tolist()
+    return [
+        (number, begin, end)
+        for _, begin, end, first, count, _ in items
+        for number in sorted({owners[token] for token in tokens[first : first + count]})
+    ]
 
 
 def _tile(ranges: list[tuple[int, int]], begin: int, end: int) -> bool:

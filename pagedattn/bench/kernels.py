@@ -7,7 +7,6 @@ ratio to a ceiling, or to a peer, of the same run. Every result is checked befor
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -26,6 +25,7 @@ from pagedattn.bench.kernel_rows import (
     AttentionRow,
     SmallRow,
 )
+from pagedattn.bench.result_file import write_result
 
 POOL = 2**31  # numbers of K, and as many of V: two million tokens of 8 heads of 128
 EVIDENCE = "chapters/05/evidence/kernels.json"
@@ -95,9 +95,8 @@ def run(args: Namespace) -> int:
     report(result, Console())
     if args.json:
         options = [word for word in sys.argv[1:] if word not in ("bench", "kernels")]
-        command = " ".join(["pagedattn bench kernels", *options])
-        about = {"command": command, "card": torch.cuda.get_device_name()}
-        args.json.write_text(json.dumps(about | result, indent=1) + "\n")
+        card = {"card": torch.cuda.get_device_name()}
+        write_result(args.json, card | result, ["bench", "kernels", *options])
     if args.figure:
         viz.save(draw(result), args.figure)
     failed = failures(result)

@@ -8,9 +8,7 @@ multiples of one pass. What is compared takes turns, and the best of all rounds 
 
 from __future__ import annotations
 
-import json
 import platform
-import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections import OrderedDict
@@ -24,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedattn.bench.queues import DequeQueue, LinkedQueue, Node, OrderedDictQueue
+from pagedattn.bench.result_file import write_result
 from pagedattn.prefix import BlockHasher, BlockPool, FreeKVCacheBlockQueue
 from pagedattn.prefix.hashing import DIGEST_SIZE
 from pagedattn.whole_number import at_least_1
@@ -213,6 +212,4 @@ def run(args: Namespace) -> None:
         args.json.touch()
     result = measure(args)
     report(result, Console())
-    if args.json:
-        command = " ".join(["pagedattn", *sys.argv[1:]])
-        args.json.write_text(json.dumps({"command": command} | result, indent=2) + "\n")
+    write_result(args.json, result)

@@ -3,8 +3,6 @@
 The model is that of `pagedattn.traces.prefix`. Nothing is timed.
 """
 
-import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pagedattn import viz
+from pagedattn.bench.result_file import write_result
 from pagedattn.bench.survey import short
 from pagedattn.traces import Request, load_trace
 from pagedattn.traces.prefix import (
@@ -240,11 +239,7 @@ def run(args: Namespace) -> None:
                 markup=False,
             )
             console.print(hits_table(measured))
-    content: dict[str, Any] = {
-        "command": " ".join(["pagedattn", *sys.argv[1:]]),
-        "traces": as_json(results),
-    }
+    traces = as_json(results)
     if args.figure:
-        viz.save(draw(content["traces"]), args.figure)
-    if args.json:
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+        viz.save(draw(traces), args.figure)
+    write_result(args.json, {"traces": traces})

@@ -7,8 +7,6 @@ blocks without sharing, both summed over the steps of all generations. Nothing i
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +22,7 @@ from rich.table import Table
 
 from pagedattn import viz
 from pagedattn.bench.recorded_beams import endless_parents
+from pagedattn.bench.result_file import write_result
 from pagedattn.bench.scenarios import scenario_table, scenarios
 from pagedattn.bench.shared_blocks import Blocks, Done, beam_blocks, most_shared, sample_blocks
 from pagedattn.bench.survey import short
@@ -235,12 +234,10 @@ def run(args: Namespace) -> None:
         )
     console.print(scenario_table(small))
     content: dict[str, Any] = {
-        "command": " ".join(["pagedattn", *sys.argv[1:]]),
         "block_size": args.block_size,
         "views": as_json(found, results),
         "scenarios": [asdict(scenario) | {"saved": scenario.saved} for scenario in small],
     }
     if args.figure:
         viz.save(draw(content["views"]), args.figure)
-    if args.json:
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write_result(args.json, content)

@@ -3,8 +3,6 @@
 The model is that of `pagedattn.traces`. Nothing is timed but the replay itself.
 """
 
-import json
-import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pagedattn import viz
+from pagedattn.bench.result_file import write_result
 from pagedattn.traces import (
     VIEWS,
     Fragmentation,
@@ -255,11 +254,5 @@ def run(args: Namespace) -> None:
     console.print(blocks_table(results))
     if args.figures:
         save_figures(results, block_sizes, args.figures)
-    if args.json:
-        content = {
-            "command": " ".join(["pagedattn", *sys.argv[1:]]),
-            "num_slots": args.slots,
-            "view": args.view,
-            "traces": as_json(selected, results),
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    traces = as_json(selected, results)
+    write_result(args.json, {"num_slots": args.slots, "view": args.view, "traces": traces})

@@ -44,6 +44,7 @@ class _Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Called by the parser at each tag: keeps its anchors and the addresses it names."""
         values = {name: value for name, value in attrs if value is not None}
         self.anchors.update(values[name] for name in ("id", "name") if name in values)
         if tag == "base":

@@ -41,6 +41,7 @@ class Unfinished(ToDo, OutcomeException):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Whose code is tested, which task, and whether slow tests run."""
     group = parser.getgroup("pagedattn", "pagedattn: whose code the chapters' tests run on")
     whose = group.addoption
     whose("--student", action="store_true", help="the student's chapters/NN/exercise")
@@ -98,6 +99,7 @@ COURSE = pytest.StashKey[Course]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Makes the selection. Raises UsageError for options that fit no chapter, task or file."""
     config.addinivalue_line("markers", "contract: later stages must pass this test, too")
     config.addinivalue_line("markers", "slow: only run with --slow")
     if hasattr(config, "workerinput"):
@@ -128,6 +130,7 @@ def _load_hypothesis_profile() -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Says on which device and on whose code the tests run."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     triton = metadata.version("triton") if util.find_spec("triton") else None
     if triton is None:
@@ -147,6 +150,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 # First, so that the stage stands first in a test's id.
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `stage` runs once on each module that the selection has for it."""
     if "stage" not in metafunc.fixturenames:
         return
     selection = metafunc.config.stash[COURSE].selection
@@ -161,6 +165,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
+    """Leaves the selected tests, and skips those that are slow or lack what they need here."""
     course = config.stash[COURSE]
     kept = [item for item in items if _is_wanted(item, course)]
     if dropped := [item for item in items if item not in set(kept)]:
@@ -231,6 +236,7 @@ def _case(item: pytest.Item) -> Case | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """On a bug a test passes that fails by an assertion: it has killed the bug."""
     case = _case(pyfuncitem)
     if case is None or case.bug is None:
         return (yield)
@@ -247,6 +253,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Notes the task whose code is still to be written, where that is why a test failed."""
     report = yield
     course = item.config.stash[COURSE]
     if report.failed and call.excinfo and (course.student or course.impl):
@@ -258,6 +265,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """Such a failure is reported as to do."""
     if report.failed and _task_to_do(report):
         return _TO_DO, "t", ("TO DO", {"yellow": True})
     return None
@@ -268,6 +276,7 @@ def _task_to_do(report: Any) -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Lists the tasks to do, and counts the tests that pass."""
     stats = terminalreporter.stats
     tasks = {report.nodeid: _task_to_do(report) for report in stats.get(_TO_DO, ())}
     if not tasks:

@@ -77,6 +77,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(has_room)
     @rule(num_tokens=lengths, extra=st.integers(0, 4))
     def add(self, num_tokens: int, extra: int) -> None:
+        """A new sequence, or a refusal that changes nothing."""
         before = self.witness.snapshot()
         seq_id, limit = len(self.limits), min(12, num_tokens + extra)
         self.limits.append(limit)
@@ -89,6 +90,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(has_sequences)
     @rule(data=st.data(), num_tokens=st.integers(1, 3))
     def append(self, data: st.DataObject, num_tokens: int) -> None:
+        """Tokens for a sequence; beyond its limit a refusal that changes nothing."""
         seq_id = data.draw(st.sampled_from(self.seq_ids))
         before = self.witness.snapshot()
         if len(self.witness.histories[seq_id].token_ids) + num_tokens <= self.limits[seq_id]:
@@ -101,6 +103,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(has_waiting)
     @rule(data=st.data())
     def reserve(self, data: st.DataObject) -> None:
+        """A batch of some waiting tokens of some sequences, or a refusal that changes nothing."""
         chosen = data.draw(st.lists(st.sampled_from(self.waiting), min_size=1, unique=True))
         counts = {s: data.draw(st.integers(1, self.witness.waiting(s))) for s in chosen}
         before = self.witness.snapshot()
@@ -114,6 +117,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(has_batch)
     @rule(layer=st.integers(0, 1))
     def attend(self, layer: int) -> None:
+        """One layer's attention of the batch, in any order and as often as drawn."""
         assert self.batch is not None
         self.witness.attend_layer(self.batch, layer)
         self.attended.add(layer)
@@ -121,6 +125,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(has_batch)
     @rule()
     def commit(self) -> None:
+        """The batch ends; layers that were not computed yet are, before."""
         assert self.batch is not None
         for layer in {0, 1} - self.attended:
             self.witness.attend_layer(self.batch, layer)
@@ -130,6 +135,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(has_batch)
     @rule()
     def abort(self) -> None:
+        """The batch ends as if it had never been."""
         assert self.batch is not None
         self.batch.abort()
         self.batch = None
@@ -137,10 +143,12 @@ class Schedule(RuleBasedStateMachine):
     @precondition(has_sequences)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
+        """A sequence ends."""
         self.witness.free(data.draw(st.sampled_from(self.seq_ids)))
 
     @invariant()
     def all_is_well(self) -> None:
+        """After every step."""
         self.witness.check()
 
     def teardown(self) -> None:
@@ -165,6 +173,7 @@ class ForkingSchedule(Schedule):
     @precondition(can_fork)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
+        """A second sequence with the tokens of the first, and its limit."""
         parent, child = data.draw(st.sampled_from(self.seq_ids)), len(self.limits)
         self.witness.fork(parent, child)
         self.limits.append(self.limits[parent])
@@ -172,6 +181,7 @@ class ForkingSchedule(Schedule):
     @precondition(can_fork)
     @rule(data=st.data())
     def replace(self, data: st.DataObject) -> None:
+        """Some sequences end, and heirs go on from some of these at once."""
         old = data.draw(st.lists(st.sampled_from(self.seq_ids), min_size=1, unique=True))
         parents = [s for s in old if self.known(s) < self.limits[s]]
         room = 5 - len(self.seq_ids)
@@ -185,5 +195,6 @@ class ForkingSchedule(Schedule):
 
     @invariant()
     def everybody_finds_what_was_stored(self) -> None:
+        """Between two batches."""
         if self.batch is None:
             self.witness.check_contents()

@@ -24,12 +24,13 @@ from pagedattn.prefix import (
 )
 
 from .attention import paged_attention
+from .buffers import AttentionPlan
 from .cache import PagedKVCache, build_cache
 from .checks import check_block_table
 from .copy_blocks import copy_blocks
 from .merge import merge_attention_states
 from .naive import naive_paged_decode
-from .plan import AttentionPlan, new_plan, plan_attention
+from .plan import new_plan, plan_attention
 from .slot_mapping import compute_slot_mapping
 from .write_kv import write_kv
 

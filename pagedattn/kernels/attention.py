@@ -18,14 +18,13 @@ from torch import Tensor
 
 from pagedattn.attention import AttentionSpec
 
-from . import attend
-from .checks import check_device, check_dtype, check_shape
-from .plan import PROGRAMS, SPLIT_KEYS, AttentionPlan, new_plan, plan_attention
-from .write_kv import FP8
+from . import attend, attend_shared, hopper
+from .attention_checks import check_attention, check_plan
+from .buffers import AttentionPlan
+from .plan import PROGRAMS, SPLIT_KEYS, new_plan, plan_attention
 
 LOG2E = math.log2(math.e)  # the kernel's exponentials are powers of 2: one instruction each
 PLAIN = AttentionSpec()
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Tile(NamedTuple):
@@ -47,6 +46,8 @@ def decode_tile(q: Tensor, k_cache: Tensor, block_table: Tensor, plan: Attention
     if q.shape[2] > 128:
         return Tile(32, 4, 3)
     num_warps = 2 if k_cache.dtype == q.dtype else 4  # fp8 has to be unpacked
+    if plan.batch_invariant:  # whatever the table
+        return Tile(SPLIT_KEYS, num_warps, 3)
     most_tiles = -(-block_table.numel() * k_cache.shape[1] // SPLIT_KEYS)
     if most_tiles > plan.target_splits:
         return Tile(SPLIT_KEYS, num_warps, 3)
@@ -78,7 +79,7 @@ def paged_attention(
     lse: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a mixed batch through block tables, as chapter 02's, in one or two
-    launches and without synchronisation.
+    launches, one more if the plan shares prefixes, and without synchronisation.
 
     Shapes: ``q`` [num_tokens, num_heads, head_dim]; ``k_cache``, ``v_cache`` [num_blocks,
     block_size, num_kv_heads, head_dim], any strides; ``block_table`` int32 [num_seqs, width];
@@ -88,14 +89,15 @@ def paged_attention(
     [num_tokens, num_heads], if that is given. Padding tokens are not touched; a new output has 0
     there.
 
-    ``plan`` is what ``plan_attention`` has made of these lengths; without one it is made here. A
+    ``plan`` is what ``plan_attention`` has made of these lengths and, if it shares prefixes, of
+    this table; without one a plain one is made here. A
     cache of float8_e4m3fn holds K / ``k_scale`` and V / ``v_scale``: float32, one number or one a
     KV head. K and V of keys behind a sequence's end are never read.
 
     Raises ValueError for a wrong type, shape or device, and for a plan of other sizes. Lengths and
     block ids are on the device and not looked at: ``check_block_table`` does that.
     """
-    _check(
+    check_attention(
         q, k_cache, v_cache, block_table, seq_lens, query_start_loc, spec, k_scale, v_scale,
         out, lse,
     )  # fmt: skip
@@ -107,22 +109,52 @@ def paged_attention(
             dtype=q.dtype, window=spec.window, device=q.device,
         )  # fmt: skip
         plan_attention(plan, seq_lens, query_start_loc)
-    _check_plan(plan, q, k_cache, seq_lens, spec)
+    check_plan(plan, q, k_cache, seq_lens, spec)
     if out is None:
         out = torch.zeros_like(q)
     scale = head_dim**-0.5 if spec.scale is None else spec.scale
-    arguments: dict[str, Any] = {
+    log2_scale = scale * LOG2E
+    sinks = _per_head(spec.sinks, plan.partial_lse)
+    batch = q, k_cache, v_cache, block_table, plan
+    on_hopper = hopper.can_attend(q, k_cache, v_cache, spec)
+    narrow = k_cache.dtype != q.dtype
+    plain = _arguments(*batch, spec, log2_scale, k_scale, v_scale)
+    results = _results(plan, spec, sinks, out, lse)
+    if plan.shared is not None:
+        if on_hopper and not narrow and plan.prefill_rows == hopper.PREFILL_ROWS:
+            hopper.shared(*batch, log2_scale)
+        else:
+            _attend_shared(plan, prefill_tile(q, k_cache), plain)
+    if on_hopper and plan.share_start is not None:
+        hopper.decode(*batch, out, lse, sinks, log2_scale, k_scale, v_scale)
+    else:
+        _attend(plan, 0, decode_tile(q, k_cache, block_table, plan), plain | results)
+    if len(plan.prefill_items):
+        if on_hopper and not narrow and plan.prefill_rows == hopper.PREFILL_ROWS:
+            hopper.prefill(*batch, out, lse, sinks, log2_scale)
+        else:
+            _attend(plan, 1, prefill_tile(q, k_cache), plain | results)
+    return out
+
+
+def _arguments(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    plan: AttentionPlan,
+    spec: AttentionSpec,
+    log2_scale: float,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> dict[str, Any]:
+    """What the kernels of ``attend`` and ``attend_shared`` take."""
+    head_dim = q.shape[2]
+    return {
         "q": q,
         "k_cache": k_cache,
         "v_cache": v_cache,
-        "out": out,
-        "lse": lse,
-        "partial_out": plan.partial_out,
-        "partial_lse": plan.partial_lse,
-        "arrivals": plan.arrivals,
         "block_table": block_table,
-        "num_items": plan.num_items,
-        "sinks": _per_head(spec.sinks, plan.partial_lse),
         "alibi_slopes": _per_head(spec.alibi_slopes, plan.partial_lse),
         "k_scale": k_scale,
         "v_scale": v_scale,
@@ -131,39 +163,67 @@ def paged_attention(
         "q_strides": q.stride(),
         "k_strides": k_cache.stride(),
         "v_strides": v_cache.stride(),
-        "out_strides": out.stride(),
-        "lse_strides": (0, 0) if lse is None else lse.stride(),
         "table_stride": block_table.stride(0),
-        "window": spec.window,
-        "SCALE": scale * LOG2E,
+        "SCALE": log2_scale,
         "SOFT_CAP": None if spec.soft_cap is None else spec.soft_cap * LOG2E,
         "GROUP": plan.group,
         "HEAD_DIM": head_dim,
         "PADDED_DIM": max(16, triton.next_power_of_2(head_dim)),
         "BLOCK_SIZE": k_cache.shape[1],
     }
-    tile = decode_tile(q, k_cache, block_table, plan)
-    attend.attend_kernel[(num_kv_heads, len(plan.decode_items))](
-        items=plan.decode_items,
-        KIND=0,
-        ROWS=plan.decode_rows,
+
+
+def _results(
+    plan: AttentionPlan, spec: AttentionSpec, sinks: Tensor | None, out: Tensor, lse: Tensor | None
+) -> dict[str, Any]:
+    """What ``attend``'s kernel takes beside that."""
+    shared = plan.shared
+    return {
+        "out": out,
+        "lse": lse,
+        "partial_out": plan.partial_out,
+        "partial_lse": plan.partial_lse,
+        "arrivals": plan.arrivals,
+        "shared_out": None if shared is None else shared.partial_out,
+        "shared_lse": None if shared is None else shared.partial_lse,
+        "shared_parts": None if shared is None else shared.parts,
+        "num_items": plan.num_items,
+        "sinks": sinks,
+        "out_strides": out.stride(),
+        "lse_strides": (0, 0) if lse is None else lse.stride(),
+        "window": spec.window,
+    }
+
+
+def _attend_shared(plan: AttentionPlan, tile: Tile, arguments: dict[str, Any]) -> None:
+    shared = plan.shared
+    assert shared is not None
+    attend_shared.attend_shared_kernel[(plan.arrivals.shape[1], shared.num_programs)](
+        items=shared.items,
+        num_items=shared.num_items,
+        members=shared.members,
+        partial_out=shared.partial_out,
+        partial_lse=shared.partial_lse,
+        ROWS=plan.prefill_rows,
         KEYS=tile.keys,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **arguments,
     )
-    if len(plan.prefill_items):
-        tile = prefill_tile(q, k_cache)
-        attend.attend_kernel[(num_kv_heads, len(plan.prefill_items))](
-            items=plan.prefill_items,
-            KIND=1,
-            ROWS=plan.prefill_rows,
-            KEYS=tile.keys,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            **arguments,
-        )
-    return out
+
+
+def _attend(plan: AttentionPlan, kind: int, tile: Tile, arguments: dict[str, Any]) -> None:
+    """Decode items (kind 0) or prefill items (1)."""
+    items = (plan.decode_items, plan.prefill_items)[kind]
+    attend.attend_kernel[(plan.arrivals.shape[1], len(items))](
+        items=items,
+        KIND=kind,
+        ROWS=(plan.decode_rows, plan.prefill_rows)[kind],
+        KEYS=tile.keys,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **arguments,
+    )
 
 
 @cache
@@ -174,80 +234,3 @@ def _on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.devi
 def _per_head(values: tuple[float, ...] | None, like: Tensor) -> Tensor | None:
     """A spec's numbers on the device: copied there once."""
     return None if values is None else _on_device(values, like.dtype, like.device)
-
-
-def _check(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    spec: AttentionSpec,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    out: Tensor | None,
-    lse: Tensor | None,
-) -> None:
-    check_shape("q", q, ("num_tokens", "num_heads", "head_dim"))
-    num_tokens, num_heads, head_dim = q.shape
-    check_shape("k_cache", k_cache, ("num_blocks", "block_size", "num_kv_heads", head_dim))
-    check_shape("v_cache", v_cache, tuple(k_cache.shape))
-    check_shape("seq_lens", seq_lens, ("num_seqs",))
-    check_shape("block_table", block_table, (len(seq_lens), "width"))
-    check_shape("query_start_loc", query_start_loc, (len(seq_lens) + 1,))
-    check_dtype("q", q, *DTYPES)
-    check_dtype("k_cache", k_cache, q.dtype, FP8)
-    check_dtype("v_cache", v_cache, k_cache.dtype)
-    for name, tensor in (("block_table", block_table), ("seq_lens", seq_lens)):
-        check_dtype(name, tensor, torch.int32)
-    check_dtype("query_start_loc", query_start_loc, torch.int32)
-    check_device(
-        q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens,
-        query_start_loc=query_start_loc, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
-    )  # fmt: skip
-    num_kv_heads = k_cache.shape[2]
-    if not num_kv_heads or num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
-    if not 1 <= head_dim <= 256:
-        raise ValueError(f"head_dim is {head_dim}; the kernel has room for 1 to 256")
-    if block_table.stride(1) != 1:
-        raise ValueError(
-            f"rows of the block_table have gaps: its strides are {block_table.stride()}"
-        )
-    for name, values in (("sinks", spec.sinks), ("alibi_slopes", spec.alibi_slopes)):
-        if values is not None and len(values) != num_heads:
-            raise ValueError(f"{len(values)} {name} for {num_heads} query heads")
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is None:
-            continue
-        if k_cache.dtype != FP8:
-            raise ValueError(f"{name} is given, but the cache is {k_cache.dtype}, not {FP8}")
-        check_dtype(name, scale, torch.float32)
-        if scale.numel() != 1:
-            check_shape(name, scale, (num_kv_heads,))
-    if out is not None:
-        check_shape("out", out, tuple(q.shape))
-        check_dtype("out", out, q.dtype)
-    if lse is not None:
-        check_shape("lse", lse, (num_tokens, num_heads))
-        check_dtype("lse", lse, torch.float32)
-
-
-def _check_plan(
-    plan: AttentionPlan, q: Tensor, k_cache: Tensor, seq_lens: Tensor, spec: AttentionSpec
-) -> None:
-    num_tokens, num_heads, head_dim = q.shape
-    found = (plan.group, *plan.partial_out.shape[1::2], plan.window)
-    wanted = (num_heads // k_cache.shape[2], k_cache.shape[2], head_dim, spec.window)
-    if found != wanted:
-        raise ValueError(
-            f"the plan is for (group, num_kv_heads, head_dim, window) {found}; this is {wanted}"
-        )
-    if len(seq_lens) > plan.max_rows or num_tokens > plan.max_tokens:
-        raise ValueError(
-            f"{len(seq_lens)} rows and {num_tokens} tokens; the plan has room for {plan.max_rows} "
-            f"and {plan.max_tokens}"
-        )
-    if (plan.partial_out.dtype == torch.float64) != (q.dtype == torch.float64):
-        raise ValueError(f"the plan sums in {plan.partial_out.dtype}; q is {q.dtype}")

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .checks import INTEGERS, check_contiguous, check_device, check_dtype, check_shape
+from .checks import FLOATS, INTEGERS, check_contiguous, check_device, check_dtype, check_shape
 
 BYTES = 16384  # that one program moves
 
@@ -66,6 +66,7 @@ def _check(k_cache: Tensor, v_cache: Tensor, sources: Tensor, destinations: Tens
     check_shape("v_cache", v_cache, tuple(k_cache.shape))
     check_shape("sources", sources, ("num_copies",))
     check_shape("destinations", destinations, (len(sources),))
+    check_dtype("k_cache", k_cache, *FLOATS)
     check_dtype("v_cache", v_cache, k_cache.dtype)
     check_dtype("sources", sources, *INTEGERS)
     check_dtype("destinations", destinations, *INTEGERS)

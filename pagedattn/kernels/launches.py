@@ -77,6 +77,8 @@ def _attend(
     dtype: torch.dtype = BF16,
     head_dim: int = 128,
     width: int = WIDTH,
+    share_block_size: int | None = None,
+    batch_invariant: bool = False,
 ) -> None:
     """One token a sequence, or more: then there are prefill tiles as well."""
     q, cache = _empty(num_tokens, NUM_HEADS, head_dim), _cache(dtype, head_dim)
@@ -84,8 +86,11 @@ def _attend(
     table, scale = _int32(num_seqs, width), _float32(1) if dtype == FP8 else None
     has_prefill = num_tokens > num_seqs
     sizes = num_seqs, num_tokens, NUM_HEADS, NUM_KV_HEADS, head_dim
-    plan = new_plan(*sizes, dtype=BF16, has_prefill=has_prefill, device="meta")
-    plan_attention(plan, seq_lens, query_start_loc)
+    plan = new_plan(
+        *sizes, dtype=BF16, has_prefill=has_prefill, share_block_size=share_block_size,
+        batch_invariant=batch_invariant, device="meta",
+    )  # fmt: skip
+    plan_attention(plan, seq_lens, query_start_loc, table)
     paged_attention(
         q, cache, cache, table, seq_lens, query_start_loc, AttentionSpec(), plan,
         k_scale=scale, v_scale=scale,
@@ -106,6 +111,9 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "decode, a short table": lambda: _attend(1, 1, width=32),
     "decode, head_dim 64": lambda: _attend(64, 64, head_dim=64),
     "decode, fp8 cache": lambda: _attend(64, 64, FP8),
+    "decode, shared prefixes": lambda: _attend(64, 64, share_block_size=BLOCK_SIZE),
+    "decode, shared prefixes, fp8 cache": lambda: _attend(64, 64, FP8, share_block_size=BLOCK_SIZE),
+    "decode, batch-invariant": lambda: _attend(64, 64, batch_invariant=True),
     "prefill": lambda: _attend(4, 16384),
     "prefill, head_dim 64": lambda: _attend(4, 16384, head_dim=64),
     "prefill, fp8 cache": lambda: _attend(4, 16384, FP8),

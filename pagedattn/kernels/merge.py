@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagedattn.whole_number import at_least_1
+
 from .checks import check_device, check_dtype, check_shape
 
 NUMBERS = 2048  # of one program
@@ -42,6 +44,7 @@ def merge_attention_states(
     check_dtype("lse_a", lse_a, torch.float32)
     check_dtype("lse_b", lse_b, torch.float32)
     check_device(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
+    at_least_1(out_a.shape[2], "head_dim")
 
     out = torch.empty(out_a.shape, dtype=out_a.dtype, device=out_a.device)
     lse = torch.empty(lse_a.shape, dtype=lse_a.dtype, device=lse_a.device)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagedattn.whole_number import at_least_1
+
 from .checks import check_contiguous, check_device, check_dtype, check_shape
 from .merge import merge_attention_states
 
@@ -37,9 +39,10 @@ def naive_paged_decode(
     a row of length 0 gives 0. With ``num_splits`` > 1 so many programs share a row's keys, and what
     they find is merged, one part after another. Returns the shape of ``q``.
 
-    Raises ValueError for a wrong type, shape, device or number of splits.
+    Raises ValueError for a wrong type, shape, device or number of splits, and for a size of 0.
     """
-    _check(q, k_cache, v_cache, block_table, seq_lens, num_splits)
+    num_splits = at_least_1(num_splits, "num_splits")
+    _check(q, k_cache, v_cache, block_table, seq_lens)
     num_seqs, num_heads, head_dim = q.shape
     out = torch.empty((num_splits, *q.shape), dtype=torch.float32, device=q.device)
     lse = torch.empty((num_splits, num_seqs, num_heads), dtype=torch.float32, device=q.device)
@@ -75,7 +78,6 @@ def _check(
     v_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
-    num_splits: int,
 ) -> None:
     check_shape("q", q, ("num_seqs", "num_heads", "head_dim"))
     num_seqs, num_heads, head_dim = q.shape
@@ -93,8 +95,8 @@ def _check(
     num_kv_heads = k_cache.shape[2]
     if not num_kv_heads or num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
-    if num_splits < 1:
-        raise ValueError(f"num_splits is {num_splits}; it must be at least 1")
+    at_least_1(k_cache.shape[1], "block_size")
+    at_least_1(head_dim, "head_dim")
 
 
 @triton.jit

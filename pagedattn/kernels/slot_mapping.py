@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagedattn.whole_number import at_least_1
+
 from .checks import INTEGERS, check_contiguous, check_device, check_dtype, check_shape
 
 TOKENS = 256  # of one program
@@ -26,13 +28,15 @@ def compute_slot_mapping(
     [num_seqs + 1], where each sequence's tokens begin; ``positions`` int64 [num_tokens]; int64
     tables and int32 positions are taken, too. Returns int64 [num_tokens], or ``out``, a buffer that
     may be longer. Tokens behind ``query_start_loc[-1]`` are padding: they get slot -1, up to the
-    end of the buffer. So does a position for which its row has no column: no block is there.
+    end of the buffer. So does a position for which its row has no column, a negative one too: no
+    block is there.
 
     Raises ValueError for a wrong type, shape, device or block size.
 
     Source: ``vllm/v1/worker/block_table.py``, ``BlockTable.compute_slot_mapping``.
     """
-    _check(block_table, query_start_loc, positions, block_size, out)
+    block_size = at_least_1(block_size, "block_size")
+    _check(block_table, query_start_loc, positions, out)
     num_seqs, width = block_table.shape
     if out is None:
         out = torch.empty_like(positions, dtype=torch.int64)
@@ -59,7 +63,6 @@ def _check(
     block_table: Tensor,
     query_start_loc: Tensor,
     positions: Tensor,
-    block_size: int,
     out: Tensor | None,
 ) -> None:
     check_shape("block_table", block_table, ("num_seqs", "width"))
@@ -71,8 +74,6 @@ def _check(
     check_device(
         block_table=block_table, query_start_loc=query_start_loc, positions=positions, out=out
     )
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}; it must be at least 1")
     check_contiguous(query_start_loc=query_start_loc, positions=positions, out=out)
     if out is not None:
         check_shape("out", out, ("num_tokens",))
@@ -112,7 +113,7 @@ def _slot_mapping_kernel(
 
     position = tl.load(positions + tokens, mask=real, other=0).to(tl.int64)
     column = position // BLOCK_SIZE
-    real = real & (column < width)
+    real = real & (position >= 0) & (column < width)
     at = row.to(tl.int64) * table_strides[0] + column * table_strides[1]
     block = tl.load(block_table + at, mask=real, other=0).to(tl.int64)  # slots can exceed 32 bits
     slot = block * BLOCK_SIZE + position % BLOCK_SIZE

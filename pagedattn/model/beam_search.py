@@ -102,6 +102,7 @@ def beam_steps(
     searches = [BeamSearch(name, params) for name in request_names(names, cache, len(prompts))]
 
     def run() -> Iterator[BeamStep]:
+        """The steps themselves. A caller that stops in between frees all sequences."""
         with freed_on_failure(sharing_cache) as running:
             for search, prompt in zip(searches, prompts, strict=True):
                 max_tokens = len(prompt) + params.max_new_tokens

@@ -108,6 +108,7 @@ def generate(
     ]
 
     def run() -> Iterator[Token]:
+        """The steps themselves. A caller that stops in between frees all sequences."""
         index_of = {seq_id: index for index, seq_id in enumerate(seq_ids)}
         with freed_on_failure(cache) as running:
             for seq_id, prompt in zip(seq_ids, prompts, strict=True):

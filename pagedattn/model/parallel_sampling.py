@@ -109,6 +109,7 @@ def sample_in_parallel(
             samples.append(_Sample(f"{name}.{i + 1}", index, i, state, answer))
 
     def run() -> Iterator[SampleToken]:
+        """The steps themselves. A caller that stops in between frees all sequences."""
         if not samples:
             return
         with freed_on_failure(sharing_cache) as running:

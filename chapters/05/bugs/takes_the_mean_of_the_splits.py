@@ -16,7 +16,7 @@ KILLED_BY = (
 def apply(stage):
     rewrite(
         stage,
-        "attend._merge_splits",
+        "parts._add_parts",
         "weights = tl.exp2(part - base[None, :])",
         'weights = tl.where(part > float("-inf"), 1.0, 0.0)',
     )

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 bfea9b4df5c4e70a02cec75dc427040f960d9b7cf133db7c6a00b28ce6672830
+# made from sha256 48d1076601aba9644f861d2c6134f0810d001a7202638727c7134c6bbe1e1c14
 
 """Chapter 05: kernels.
 
@@ -30,12 +30,13 @@ from pagedattn.prefix import (
 )
 
 from .attention import paged_attention
+from .buffers import AttentionPlan
 from .cache import PagedKVCache, build_cache
 from .checks import check_block_table
 from .copy_blocks import copy_blocks
 from .merge import merge_attention_states
 from .naive import naive_paged_decode
-from .plan import AttentionPlan, new_plan, plan_attention
+from .plan import new_plan, plan_attention
 from .slot_mapping import compute_slot_mapping
 from .write_kv import write_kv
 

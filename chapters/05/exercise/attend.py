@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 4a9a57f38d79cb81384c11e684f1dc838400bf1c6a1e3a6635f390fa0a007948
+# made from sha256 f83d36c21e87f1a0f72507799b6b02b411e717e429e3485192fe1adefdd0ce76
 
 """The attention kernel.
 
@@ -18,13 +18,10 @@ Sources: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023); Dao et a
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(math.log2(math.e))
-LN2 = tl.constexpr(math.log(2.0))
+from .parts import LOG2E, merge_parts, store_rows
 
 
 @triton.jit
@@ -127,6 +124,9 @@ def attend_kernel(
     partial_out,
     partial_lse,
     arrivals,
+    shared_out,
+    shared_lse,
+    shared_parts,
     block_table,
     items,
     num_items,
@@ -153,7 +153,8 @@ def attend_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """One item, one KV head. ``KIND`` 0 are decode items, 1 prefill items."""
+    """One item, one KV head. ``KIND`` 0 are decode items, 1 prefill items. What ``attend_shared``
+    has found for a row's prefixes is merged with what its splits find."""
     kv_head = tl.program_id(0)
     number = tl.program_id(1)
     # All of these are asked for at once, before it is known whether there is such an item.
@@ -169,6 +170,11 @@ def attend_kernel(
     first_split = tl.load(item + 7)
     if number >= count:
         return
+    first_shared = 0
+    num_shared = 0
+    if KIND == 0 and shared_parts is not None:
+        first_shared = tl.load(shared_parts + row * 2)
+        num_shared = tl.load(shared_parts + row * 2 + 1)
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, PADDED_DIM)
     heads = kv_head * GROUP + rows % GROUP
@@ -211,121 +217,27 @@ def attend_kernel(
 
     if v_scale is not None:
         acc *= tl.load(v_scale + kv_head * v_scale_stride)
-    if KIND == 0 and num_splits > 1:
+    if KIND == 0 and num_splits + num_shared > 1:
         num_kv_heads = tl.num_programs(0)
         slot = (number * num_kv_heads + kv_head).to(tl.int64) * ROWS + rows
         divisor = tl.where(row_sum > 0, row_sum, 1.0)  # a row that saw nothing here gives 0
         acc = acc / divisor[:, None]
         tl.store(partial_lse + slot, row_max + tl.log2(divisor), mask=real)
         tl.store(partial_out + slot[:, None] * HEAD_DIM + dims[None, :], acc, mask=here)
-        # The last split of a row to arrive finds all others in memory, and merges them.
+        # The last split of a row to arrive finds all other parts in memory, and merges them.
         tl.debug_barrier()
         counter = arrivals + row * num_kv_heads + kv_head
         if tl.atomic_add(counter, 1) == num_splits - 1:
             tl.store(counter, 0)
             for query in range(num_queries):
-                _merge_splits(
-                    out, lse, partial_out, partial_lse, sinks, out_strides, lse_strides,
-                    first_token + query, query, kv_head, first_split, num_splits, num_kv_heads,
+                merge_parts(
+                    out, lse, partial_out, partial_lse, shared_out, shared_lse, sinks,
+                    out_strides, lse_strides, first_token + query, query, kv_head, num_kv_heads,
+                    first_split, num_splits, first_shared, num_shared,
                     GROUP, HEAD_DIM, PADDED_DIM, ROWS,
                 )  # fmt: skip
     else:
-        _store_rows(
+        store_rows(
             acc, row_sum, row_max, out, lse, sinks, out_strides, lse_strides, tokens, heads, real,
             HEAD_DIM, PADDED_DIM,
         )  # fmt: skip
-
-
-@triton.jit
-def _merge_splits(
-    out,
-    lse,
-    partial_out,
-    partial_lse,
-    sinks,
-    out_strides,
-    lse_strides,
-    token,
-    query,
-    kv_head,
-    first_split,
-    num_splits,
-    num_kv_heads,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """The weighted mean of what the splits of one query found, for the heads of one KV head. A
-    split weighs the sum of its exponentials. Many splits are fetched at a time."""
-    HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
-    SPLITS: tl.constexpr = max(1, 8192 // (HEADS * PADDED_DIM))
-    lanes = tl.arange(0, SPLITS)
-    members = tl.arange(0, HEADS)
-    dims = tl.arange(0, PADDED_DIM)
-    SUM: tl.constexpr = partial_lse.dtype.element_ty
-    row_max = tl.full((HEADS,), float("-inf"), SUM)
-    row_sum = tl.zeros((HEADS,), SUM)
-    acc = tl.zeros((HEADS, PADDED_DIM), SUM)
-    for begin in range(0, num_splits, SPLITS):
-        split = begin + lanes
-        slot = ((first_split + split).to(tl.int64) * num_kv_heads + kv_head) * ROWS + query * GROUP
-        slot = slot[:, None] + members[None, :]  # [SPLITS, HEADS]
-        here = (split < num_splits)[:, None] & (members < GROUP)[None, :]
-        part = tl.load(partial_lse + slot, mask=here, other=float("-inf"))
-        found = tl.load(
-            partial_out + slot[:, :, None] * HEAD_DIM + dims[None, None, :],
-            mask=here[:, :, None] & (dims < HEAD_DIM)[None, None, :],
-            other=0.0,
-        )
-        new_max = tl.maximum(row_max, tl.max(part, 0))
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(part - base[None, :])
-        shrink = tl.exp2(row_max - base)
-        row_sum = row_sum * shrink + tl.sum(weights, 0)
-        acc = acc * shrink[:, None] + tl.sum(found * weights[:, :, None], 0)
-        row_max = new_max
-    tokens = token.to(tl.int64) + tl.zeros((HEADS,), tl.int64)
-    heads = kv_head * GROUP + members
-    _store_rows(
-        acc, row_sum, row_max, out, lse, sinks, out_strides, lse_strides, tokens, heads,
-        members < GROUP, HEAD_DIM, PADDED_DIM,
-    )  # fmt: skip
-
-
-@triton.jit
-def _store_rows(
-    acc,
-    row_sum,
-    row_max,
-    out,
-    lse,
-    sinks,
-    out_strides,
-    lse_strides,
-    tokens,
-    heads,
-    real,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-):
-    """Add the sink, which is a score without a value, divide, and store: once for each row."""
-    dims = tl.arange(0, PADDED_DIM)
-    if sinks is not None:
-        sink = tl.load(sinks + heads, mask=real, other=0.0) * LOG2E
-        new_max = tl.maximum(row_max, sink)
-        shrink = tl.exp2(row_max - new_max)
-        row_sum = row_sum * shrink + tl.exp2(sink - new_max)
-        acc *= shrink[:, None]
-        row_max = new_max
-    divisor = tl.where(row_sum > 0, row_sum, 1.0)  # a row that saw nothing gives 0
-    at = tokens[:, None] * out_strides[0] + heads[:, None] * out_strides[1]
-    tl.store(
-        out + at + dims[None, :] * out_strides[2],
-        (acc / divisor[:, None]).to(out.dtype.element_ty),
-        mask=real[:, None] & (dims < HEAD_DIM)[None, :],
-    )
-    if lse is not None:
-        log_sum = tl.where(row_sum > 0, (row_max + tl.log2(divisor)) * LN2, float("-inf"))
-        at = tokens * lse_strides[0] + heads * lse_strides[1]
-        tl.store(lse + at, log_sum.to(lse.dtype.element_ty), mask=real)

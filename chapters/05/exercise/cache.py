@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 38caa678f53dceed6418cbd1a4164cdcc70306f9ae18217f5302268c4e843663
+# made from sha256 118b3663750fbc37f95318c8289a20487a969d1ee2ddd073509af12386120cb6
 
 """The cache of this stage: chapter 04's, with slots, writes, copies and attention from kernels."""
 
@@ -15,9 +15,10 @@ from pagedattn.cache import Batch, Config, SeqId
 from pagedattn.prefix import BlockHasher, BlockPool
 
 from .attention import paged_attention
+from .buffers import AttentionPlan
 from .checks import check_block_table
 from .copy_blocks import copy_blocks
-from .plan import AttentionPlan, new_plan, plan_attention
+from .plan import new_plan, plan_attention
 from .slot_mapping import compute_slot_mapping
 from .write_kv import write_kv
 
@@ -41,11 +42,11 @@ class PagedKVCache(prefix.PagedKVCache):
     def _attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_cache, v_cache = self.k_cache[layer], self.v_cache[layer]
         spec = self.config.layer_specs[layer]
-        write_kv(k_cache, v_cache, k, v, batch.slot_mapping)
         if self.config.poison:
             check_block_table(batch.block_table, batch.seq_lens, *k_cache.shape[:2])
+        write_kv(k_cache, v_cache, k, v, batch.slot_mapping)
         if spec.window not in self.plans:
-            self.plans[spec.window] = _plan(batch, q, k, spec.window)
+            self.plans[spec.window] = _plan(batch, q, k_cache, spec.window)
         return paged_attention(
             q,
             k_cache,
@@ -61,15 +62,18 @@ class PagedKVCache(prefix.PagedKVCache):
         copy_blocks(self.k_cache, self.v_cache, sources, destinations)
 
 
-def _plan(batch: Batch, q: Tensor, k: Tensor, window: int | None) -> AttentionPlan:
-    """The plan of a batch, for all layers with this window."""
+def _plan(batch: Batch, q: Tensor, k_cache: Tensor, window: int | None) -> AttentionPlan:
+    """The plan of a batch, for all layers with this window. Blocks that forks, beams and prefix
+    hits share are read once."""
+    _, block_size, num_kv_heads, _ = k_cache.shape
     num_rows, (num_tokens, num_heads, head_dim) = len(batch.seq_lens), q.shape
     only_decodes = num_tokens == num_rows  # each row has at least one token
     plan = new_plan(
-        num_rows, num_tokens, num_heads, k.shape[1], head_dim,
-        dtype=q.dtype, window=window, has_prefill=not only_decodes, device=q.device,
+        num_rows, num_tokens, num_heads, num_kv_heads, head_dim,
+        dtype=q.dtype, window=window, has_prefill=not only_decodes,
+        share_block_size=block_size if num_rows > 1 else None, device=q.device,
     )  # fmt: skip
-    plan_attention(plan, batch.seq_lens, batch.query_start_loc)
+    plan_attention(plan, batch.seq_lens, batch.query_start_loc, batch.block_table)
     return plan
 
 

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 a6cb299a393bfa55e2dcb9c06fb5ccf0a3979a257567a50541eaa873dbd9a097
+# made from sha256 09cef6f703fb6ba16555b59a386a32ce9b248b40b1197f9f70db0c4768a4f5e0
 
 """What must be true before a launch: on a GPU a wrong address gives no error, but wrong numbers."""
 
@@ -11,7 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagedattn.whole_number import at_least_1
+
 INTEGERS = (torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn)
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -54,12 +57,17 @@ def check_block_table(
 
     Shapes: ``block_table`` [num_seqs, width]; ``seq_lens`` [num_seqs]. Columns behind a sequence's
     last block are not looked at, as no kernel does. Raises ValueError for a sequence that needs
-    more columns than there are, and for an id outside 0 .. num_blocks - 1: it names row and column.
+    more columns than there are, and for an id outside 0 .. num_blocks - 1: it names row and column;
+    and for a wrong type, shape, device or block size.
     """
+    block_size = at_least_1(block_size, "block_size")
     check_shape("block_table", block_table, ("num_seqs", "width"))
     check_shape("seq_lens", seq_lens, (len(block_table),))
+    check_dtype("block_table", block_table, *INTEGERS)
+    check_dtype("seq_lens", seq_lens, *INTEGERS)
+    check_device(block_table=block_table, seq_lens=seq_lens)
     width = block_table.shape[1]
-    needed = (seq_lens + block_size - 1) // block_size  # blocks of each sequence
+    needed = (seq_lens.long() + block_size - 1) // block_size  # blocks of each sequence
     too_long = ((needed > width) | (seq_lens < 0)).nonzero()
     if len(too_long):
         row = int(too_long[0])

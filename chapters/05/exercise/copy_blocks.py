@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 4ff9520d577878738e3266c2a11524f5f5ceeca2fbfbc816fabf245fb25b1107
+# made from sha256 90822263a55abceeafcc8054d6e13e3116b7cadb2158f4a49e0faf211a6f216b
 
 """Copy-on-write on the device: whole blocks, K and V of all layers, in one launch."""
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .checks import INTEGERS, check_contiguous, check_device, check_dtype, check_shape
+from .checks import FLOATS, INTEGERS, check_contiguous, check_device, check_dtype, check_shape
 
 BYTES = 16384  # that one program moves
 
@@ -72,6 +72,7 @@ def _check(k_cache: Tensor, v_cache: Tensor, sources: Tensor, destinations: Tens
     check_shape("v_cache", v_cache, tuple(k_cache.shape))
     check_shape("sources", sources, ("num_copies",))
     check_shape("destinations", destinations, (len(sources),))
+    check_dtype("k_cache", k_cache, *FLOATS)
     check_dtype("v_cache", v_cache, k_cache.dtype)
     check_dtype("sources", sources, *INTEGERS)
     check_dtype("destinations", destinations, *INTEGERS)

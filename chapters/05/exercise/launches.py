@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 2da2749e42ad8125f14513cbec3aa77dbbd7e7222bdf1e15b2e693d3283630f6
+# made from sha256 a1d9046d7e2b548c92b7eac62b9cdc660deb3a1e230a84cba5f94754f6db923a
 
 """The calls whose kernels must not spill: the configurations in which speed is measured.
 
@@ -83,6 +83,8 @@ def _attend(
     dtype: torch.dtype = BF16,
     head_dim: int = 128,
     width: int = WIDTH,
+    share_block_size: int | None = None,
+    batch_invariant: bool = False,
 ) -> None:
     """One token a sequence, or more: then there are prefill tiles as well."""
     q, cache = _empty(num_tokens, NUM_HEADS, head_dim), _cache(dtype, head_dim)
@@ -90,8 +92,11 @@ def _attend(
     table, scale = _int32(num_seqs, width), _float32(1) if dtype == FP8 else None
     has_prefill = num_tokens > num_seqs
     sizes = num_seqs, num_tokens, NUM_HEADS, NUM_KV_HEADS, head_dim
-    plan = new_plan(*sizes, dtype=BF16, has_prefill=has_prefill, device="meta")
-    plan_attention(plan, seq_lens, query_start_loc)
+    plan = new_plan(
+        *sizes, dtype=BF16, has_prefill=has_prefill, share_block_size=share_block_size,
+        batch_invariant=batch_invariant, device="meta",
+    )  # fmt: skip
+    plan_attention(plan, seq_lens, query_start_loc, table)
     paged_attention(
         q, cache, cache, table, seq_lens, query_start_loc, AttentionSpec(), plan,
         k_scale=scale, v_scale=scale,
@@ -112,6 +117,9 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "decode, a short table": lambda: _attend(1, 1, width=32),
     "decode, head_dim 64": lambda: _attend(64, 64, head_dim=64),
     "decode, fp8 cache": lambda: _attend(64, 64, FP8),
+    "decode, shared prefixes": lambda: _attend(64, 64, share_block_size=BLOCK_SIZE),
+    "decode, shared prefixes, fp8 cache": lambda: _attend(64, 64, FP8, share_block_size=BLOCK_SIZE),
+    "decode, batch-invariant": lambda: _attend(64, 64, batch_invariant=True),
     "prefill": lambda: _attend(4, 16384),
     "prefill, head_dim 64": lambda: _attend(4, 16384, head_dim=64),
     "prefill, fp8 cache": lambda: _attend(4, 16384, FP8),

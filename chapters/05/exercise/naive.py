@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.2     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 800b6243334d90bf97526d31dc854de8dfccd4c25775d40642ba6ba96ab3a131
+# made from sha256 488f760b98af2fea5d06824e0e5130a54fcee6de66775962ebab8f7e4d869735
 
 """The first version of the climb: paged decode as one would write it at first.
 
@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from pagedattn.whole_number import at_least_1
 
 from .checks import check_contiguous, check_device, check_dtype, check_shape
 from .merge import merge_attention_states
@@ -43,9 +45,10 @@ def naive_paged_decode(
     a row of length 0 gives 0. With ``num_splits`` > 1 so many programs share a row's keys, and what
     they find is merged, one part after another. Returns the shape of ``q``.
 
-    Raises ValueError for a wrong type, shape, device or number of splits.
+    Raises ValueError for a wrong type, shape, device or number of splits, and for a size of 0.
     """
-    _check(q, k_cache, v_cache, block_table, seq_lens, num_splits)
+    num_splits = at_least_1(num_splits, "num_splits")
+    _check(q, k_cache, v_cache, block_table, seq_lens)
     num_seqs, num_heads, head_dim = q.shape
     out = torch.empty((num_splits, *q.shape), dtype=torch.float32, device=q.device)
     lse = torch.empty((num_splits, num_seqs, num_heads), dtype=torch.float32, device=q.device)
@@ -81,7 +84,6 @@ def _check(
     v_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
-    num_splits: int,
 ) -> None:
     check_shape("q", q, ("num_seqs", "num_heads", "head_dim"))
     num_seqs, num_heads, head_dim = q.shape
@@ -99,8 +101,8 @@ def _check(
     num_kv_heads = k_cache.shape[2]
     if not num_kv_heads or num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
-    if num_splits < 1:
-        raise ValueError(f"num_splits is {num_splits}; it must be at least 1")
+    at_least_1(k_cache.shape[1], "block_size")
+    at_least_1(head_dim, "head_dim")
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 415a3146f397d5805351828b0ffe1c27e574508c969531b436684f9fb8d0bc1f
+# made from sha256 d28d4603a8f164c9b627a99f3db62c9271a55028805b5c6138e9b15cb5161285
 
 """The plan of a step: its work, cut into items of like size.
 
@@ -15,6 +15,9 @@ program for each KV head:
   of a row to be done merges what all have found;
 - a prefill row is cut along its queries into tiles.
 
+A plan may also look for decode rows whose block tables begin with the same blocks. Those are read
+once for all of them, by items of another kind (``shared``); a row's splits then begin behind.
+
 The plan is made on the device, once a step, into buffers that stay where they are; every layer
 reads them. So a captured CUDA graph stays right when lengths change: it launches as many programs
 as there can be items, and those behind the last item end at once. A row without queries (padding)
@@ -23,58 +26,23 @@ has no item.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .buffers import AttentionPlan, num_multiprocessors
 from .checks import check_contiguous, check_device, check_dtype, check_shape
+from .hopper import share_programs
+from .shared import find_shared_prefixes, new_shared_prefixes
+from .shares import cut_shares
 
 SPLIT_KEYS = 64  # splits are whole multiples of it
 PROGRAMS = 4  # for each multiprocessor: all decode rows are cut into about so many splits
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """Buffers of a plan. ``decode_rows`` and ``prefill_rows`` are the rows of a tile: its queries
-    times the query heads that share a KV head (``group``).
-
-    ``decode_items``, ``prefill_items`` int32 [most items, 8]: the row; its first token in the
-    batch, how many queries, the position of the first; the first key and the end of the keys; how
-    many splits the row has, and which item is its first. ``num_items`` int32 [2]: decode items,
-    prefill items. ``partial_out`` [most decode items, num_kv_heads, decode_rows, head_dim] and
-    ``partial_lse``: what a split found. ``arrivals`` int32 [max_rows, num_kv_heads]: how many
-    splits of a row are done.
-    """
-
-    max_tokens: int
-    group: int
-    window: int | None
-    decode_rows: int
-    prefill_rows: int
-    target_splits: int
-    decode_items: Tensor
-    prefill_items: Tensor
-    num_items: Tensor
-    arrivals: Tensor
-    partial_out: Tensor
-    partial_lse: Tensor
-
-    @property
-    def max_rows(self) -> int:
-        return len(self.arrivals)
-
-    @property
-    def decode_queries(self) -> int:
-        """A row with so many queries or fewer is a decode row."""
-        return self.decode_rows // self.group
-
-    @property
-    def prefill_queries(self) -> int:
-        """Queries of a prefill tile."""
-        return self.prefill_rows // self.group
+LONE_SPLITS = 16  # batch-invariant: a row has at most so many splits, ...
+LONE_KEYS = 512  # ... and none of fewer keys but the last
 
 
 def new_plan(
@@ -87,29 +55,55 @@ def new_plan(
     dtype: torch.dtype,
     window: int | None = None,
     has_prefill: bool = True,
+    share_block_size: int | None = None,
+    batch_invariant: bool = False,
     device: torch.device | str,
 ) -> AttentionPlan:
     """Buffers for the plans of steps with up to ``max_rows`` rows and ``max_tokens`` tokens.
 
     ``dtype`` is that of the queries. Layers with another window need another plan.
     ``has_prefill=False`` promises that no row has more than ``decode_queries`` queries: then one
-    launch does it all. Raises ValueError for heads that cannot share KV heads evenly.
+    launch does it all.
+
+    With ``share_block_size``, the block size of the cache, block tables are searched for shared
+    prefixes, unless there is a window. With ``batch_invariant`` a row's result is the same to the
+    bit whatever stands beside it in the batch: what is cut is cut by the row's own length.
+
+    Raises ValueError for heads that cannot share KV heads evenly, for a block size below 1, and if
+    both are asked for: what a row shares depends on the others.
     """
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    if share_block_size is not None and share_block_size < 1:
+        raise ValueError(f"share_block_size is {share_block_size}; a block has at least 1 slot")
+    if share_block_size is not None and batch_invariant:
+        raise ValueError("a batch-invariant plan shares no prefixes: they depend on the batch")
     group = num_heads // num_kv_heads
     least = triton.next_power_of_2(group)  # one query must fit into a tile
     decode_rows = max(16, least)  # a matrix product has at least 16 rows
     prefill_rows = max(128 if dtype.itemsize == 2 else 32, least)
-    target_splits = -(-PROGRAMS * _num_multiprocessors(torch.device(device)) // num_kv_heads)
+    num_programs = num_multiprocessors(torch.device(device)) / num_kv_heads
+    target_splits = math.ceil(PROGRAMS * num_programs)
     # A row of k keys has at most k / length + 1 splits, and all keys / length is target_splits.
-    most_splits = max_rows + target_splits
+    most_splits = max_rows * LONE_SPLITS if batch_invariant else max_rows + target_splits
+    programs = share_programs(torch.device(device), dtype, num_kv_heads, head_dim, decode_rows)
+    share_start = None
+    if programs and not batch_invariant:  # the last of n programs can make one split more
+        share_start = torch.zeros(programs + 1, dtype=torch.int32, device=device)
+        most_splits = max_rows + programs
     most_tiles = max_rows + max_tokens // (prefill_rows // group) if has_prefill else 0
 
     def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     sums = torch.float64 if dtype == torch.float64 else torch.float32
+    shared = None
+    if share_block_size is not None and window is None:
+        shared = new_shared_prefixes(
+            share_block_size, max_rows, min(max_tokens, max_rows * (decode_rows // group)),
+            num_heads, head_dim, tile_tokens=prefill_rows // group,
+            num_programs=max(1, int(num_programs)), sums=sums, device=device,
+        )  # fmt: skip
     return AttentionPlan(
         max_tokens=max_tokens,
         group=group,
@@ -123,22 +117,24 @@ def new_plan(
         arrivals=buffer(max_rows, num_kv_heads),
         partial_out=buffer(most_splits, num_kv_heads, decode_rows, head_dim, dtype=sums),
         partial_lse=buffer(most_splits, num_kv_heads, decode_rows, dtype=sums),
+        share_start=share_start,
+        batch_invariant=batch_invariant,
+        shared=shared,
     )
 
 
-def _num_multiprocessors(device: torch.device) -> int:
-    """One in the interpreter, which runs one program after another; an H200's on "meta"."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return 132 if device.type == "meta" else 1
-
-
-def plan_attention(plan: AttentionPlan, seq_lens: Tensor, query_start_loc: Tensor) -> None:
-    """Cut a step into items: fills the plan's buffers. One launch, no synchronisation.
+def plan_attention(
+    plan: AttentionPlan,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    block_table: Tensor | None = None,
+) -> None:
+    """Cut a step into items: fills the plan's buffers. One launch, or three if prefixes are shared,
+    and no synchronisation.
 
     ``seq_lens`` int32 [num_rows], each row's length with its new tokens; ``query_start_loc`` int32
-    [num_rows + 1]. Raises ValueError for a wrong type, shape or device, or more rows than the plan
-    has room for.
+    [num_rows + 1]; ``block_table`` int32 [num_rows, width]: a plan that shares prefixes needs it.
+    Raises ValueError for a wrong type, shape or device, or more rows than the plan has room for.
     """
     check_shape("seq_lens", seq_lens, ("num_rows",))
     num_rows = len(seq_lens)
@@ -149,24 +145,33 @@ def plan_attention(plan: AttentionPlan, seq_lens: Tensor, query_start_loc: Tenso
     check_device(plan=plan.num_items, seq_lens=seq_lens, query_start_loc=query_start_loc)
     if num_rows > plan.max_rows:
         raise ValueError(f"{num_rows} rows; the plan has room for {plan.max_rows}")
+    if plan.shared is not None:
+        find_shared_prefixes(
+            plan.shared, seq_lens, query_start_loc, block_table, plan.decode_queries
+        )
     if not plan.max_rows:
         return
     _plan_kernel[(plan.max_rows,)](
         seq_lens,
         query_start_loc,
-        plan.decode_items,
+        plan.decode_items if plan.share_start is None else None,
         plan.prefill_items,
         plan.arrivals,
         plan.num_items,
+        None if plan.shared is None else plan.shared.own_begin,
         num_rows,
         plan.target_splits,
         plan.window or 0,
         DECODE_QUERIES=plan.decode_queries,
         PREFILL_QUERIES=plan.prefill_queries,
         SPLIT_KEYS=SPLIT_KEYS,
+        LONE_SPLITS=LONE_SPLITS if plan.batch_invariant else None,
+        LONE_KEYS=LONE_KEYS,
         NUM_KV_HEADS=plan.arrivals.shape[1],
         BLOCK=min(1024, triton.next_power_of_2(plan.max_rows)),
     )
+    if plan.share_start is not None:
+        cut_shares(plan, seq_lens, query_start_loc, plan.share_start)
 
 
 @triton.jit
@@ -176,15 +181,26 @@ def _first_key(position, window):
 
 
 @triton.jit
-def _measure(seq_lens, query_start_loc, rows, num_rows, window, DECODE_QUERIES: tl.constexpr):
+def _measure(
+    seq_lens, query_start_loc, own_begin, rows, num_rows, window, DECODE_QUERIES: tl.constexpr
+):
     """Of these rows: queries, first key and number of keys (of decode rows, else 0)."""
     real = rows < num_rows
     start = tl.load(query_start_loc + rows, mask=real, other=0)
     queries = tl.load(query_start_loc + rows + 1, mask=real, other=0) - start
     seq_len = tl.load(seq_lens + rows, mask=real, other=0)
-    first = tl.minimum(_first_key(seq_len - queries, window), seq_len)
+    if own_begin is None:
+        first = tl.minimum(_first_key(seq_len - queries, window), seq_len)
+    else:  # there is no window
+        first = tl.load(own_begin + rows, mask=real, other=0)
     is_decode = (queries > 0) & (queries <= DECODE_QUERIES)
     return queries, seq_len, first, tl.where(is_decode, seq_len - first, 0), is_decode
+
+
+@triton.jit
+def _split_length(keys, even, LONE_SPLITS: tl.constexpr, LONE_KEYS: tl.constexpr):
+    """How long splits may be: ``even`` for all rows, or by the row's own number of keys."""
+    return even if LONE_SPLITS is None else tl.maximum(tl.cdiv(keys, LONE_SPLITS), LONE_KEYS)
 
 
 @triton.jit
@@ -203,12 +219,15 @@ def _plan_kernel(
     prefill_items,
     arrivals,
     num_items,
+    own_begin,
     num_rows,
     target_splits,
     window,
     DECODE_QUERIES: tl.constexpr,
     PREFILL_QUERIES: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
+    LONE_SPLITS: tl.constexpr,
+    LONE_KEYS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -219,16 +238,18 @@ def _plan_kernel(
     for begin in range(0, num_rows, BLOCK):
         rows = begin + tl.arange(0, BLOCK)
         _, _, _, keys, _ = _measure(
-            seq_lens, query_start_loc, rows, num_rows, window, DECODE_QUERIES
+            seq_lens, query_start_loc, own_begin, rows, num_rows, window, DECODE_QUERIES
         )
         total_keys += tl.sum(keys.to(tl.int64))
-    split_length = tl.maximum(tl.cdiv(total_keys, target_splits), 1).to(tl.int32)
-    split_length = tl.cdiv(split_length, SPLIT_KEYS) * SPLIT_KEYS
+    even = tl.maximum(tl.cdiv(total_keys, target_splits), 1).to(tl.int32)
+    even = tl.cdiv(even, SPLIT_KEYS) * SPLIT_KEYS
 
     queries, seq_len, first, keys, is_decode = _measure(
-        seq_lens, query_start_loc, row, num_rows, window, DECODE_QUERIES
+        seq_lens, query_start_loc, own_begin, row, num_rows, window, DECODE_QUERIES
     )
-    length, num_splits = _cut(keys, is_decode, split_length, SPLIT_KEYS)
+    length, num_splits = _cut(
+        keys, is_decode, _split_length(keys, even, LONE_SPLITS, LONE_KEYS), SPLIT_KEYS
+    )
     num_tiles = tl.where(is_decode, 0, tl.cdiv(queries, PREFILL_QUERIES))
 
     # Where this row's items stand among all: long splits come first, so that none is left to run
@@ -240,9 +261,12 @@ def _plan_kernel(
     for begin in range(0, num_rows, BLOCK):
         rows = begin + tl.arange(0, BLOCK)
         their_queries, _, _, their_keys, they_decode = _measure(
-            seq_lens, query_start_loc, rows, num_rows, window, DECODE_QUERIES
+            seq_lens, query_start_loc, own_begin, rows, num_rows, window, DECODE_QUERIES
         )
-        their_length, their_splits = _cut(their_keys, they_decode, split_length, SPLIT_KEYS)
+        their_length, their_splits = _cut(
+            their_keys, they_decode, _split_length(their_keys, even, LONE_SPLITS, LONE_KEYS),
+            SPLIT_KEYS,
+        )  # fmt: skip
         their_tiles = tl.where(they_decode, 0, tl.cdiv(their_queries, PREFILL_QUERIES))
         before = (their_length > length) | ((their_length == length) & (rows < row))
         first_split += tl.sum(tl.where(before, their_splits, 0))
@@ -257,14 +281,15 @@ def _plan_kernel(
     first_position = seq_len - queries
     for kv_head in range(NUM_KV_HEADS):
         tl.store(arrivals + row * NUM_KV_HEADS + kv_head, 0)
-    for start in range(0, num_splits, BLOCK):
-        split = start + tl.arange(0, BLOCK)
-        keys_from = first + split * length
-        keys_to = tl.minimum(keys_from + length, seq_len)
-        _store_items(
-            decode_items + (first_split + split) * 8, split < num_splits, row, first_token,
-            queries, first_position, keys_from, keys_to, num_splits, first_split,
-        )  # fmt: skip
+    if decode_items is not None:
+        for start in range(0, num_splits, BLOCK):
+            split = start + tl.arange(0, BLOCK)
+            keys_from = first + split * length
+            keys_to = tl.minimum(keys_from + length, seq_len)
+            _store_items(
+                decode_items + (first_split + split) * 8, split < num_splits, row, first_token,
+                queries, first_position, keys_from, keys_to, num_splits, first_split,
+            )  # fmt: skip
 
     for start in range(0, num_tiles, BLOCK):
         tile = start + tl.arange(0, BLOCK)

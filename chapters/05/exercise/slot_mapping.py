@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 25a76f0b9445abe117f4fe186d7a29264ef0c3f2336838a2d79d9b36adb64690
+# made from sha256 cff04df97e2f4b10af2af0338e690d80f7016fc7aca16ab75a9d4b35553a856a
 
 """From position to slot, on the device: which slot each token of a batch is stored in."""
 
@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from pagedattn.whole_number import at_least_1
 
 from .checks import INTEGERS, check_contiguous, check_device, check_dtype, check_shape
 
@@ -32,13 +34,15 @@ def compute_slot_mapping(
     [num_seqs + 1], where each sequence's tokens begin; ``positions`` int64 [num_tokens]; int64
     tables and int32 positions are taken, too. Returns int64 [num_tokens], or ``out``, a buffer that
     may be longer. Tokens behind ``query_start_loc[-1]`` are padding: they get slot -1, up to the
-    end of the buffer. So does a position for which its row has no column: no block is there.
+    end of the buffer. So does a position for which its row has no column, a negative one too: no
+    block is there.
 
     Raises ValueError for a wrong type, shape, device or block size.
 
     Source: ``vllm/v1/worker/block_table.py``, ``BlockTable.compute_slot_mapping``.
     """
-    _check(block_table, query_start_loc, positions, block_size, out)
+    block_size = at_least_1(block_size, "block_size")
+    _check(block_table, query_start_loc, positions, out)
     num_seqs, width = block_table.shape
     if out is None:
         out = torch.empty_like(positions, dtype=torch.int64)
@@ -65,7 +69,6 @@ def _check(
     block_table: Tensor,
     query_start_loc: Tensor,
     positions: Tensor,
-    block_size: int,
     out: Tensor | None,
 ) -> None:
     check_shape("block_table", block_table, ("num_seqs", "width"))
@@ -77,8 +80,6 @@ def _check(
     check_device(
         block_table=block_table, query_start_loc=query_start_loc, positions=positions, out=out
     )
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}; it must be at least 1")
     check_contiguous(query_start_loc=query_start_loc, positions=positions, out=out)
     if out is not None:
         check_shape("out", out, ("num_tokens",))

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 4da3ce0a4fed75d96ef9e6a1fe166da5da85d9157d118f55668bca8e03cadccc
+# made from sha256 fd471459aa0b47af49cf3cab9f39ef9c8b58cf5b5c6e09ccf86fb96fb37800a4
 
 """New tokens into the cache: K and V of a batch go to their slots, wherever these are."""
 
@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .checks import check_contiguous, check_device, check_dtype, check_shape
+from pagedattn.whole_number import at_least_1
+
+from .checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = tl.constexpr(448.0)
@@ -39,7 +41,8 @@ def write_kv(
     A cache of float8_e4m3fn holds value / scale, at most 448 either way; a scale is a float32
     tensor, one number or one a KV head; no scale is scale 1. Any other cache has the type of K.
 
-    Raises ValueError for a wrong type, shape or device, and for scales without an fp8 cache.
+    Raises ValueError for a wrong type, shape or device, for blocks of size 0, and for scales
+    without an fp8 cache.
 
     Source: ``vllm/v1/attention/ops/triton_reshape_and_cache_flash.py``; slot -1:
     vllm-project/vllm#43810.
@@ -90,6 +93,8 @@ def _check(
     check_shape("k_cache", k_cache, ("num_blocks", "block_size", num_heads, head_dim))
     check_shape("v_cache", v_cache, tuple(k_cache.shape))
     check_shape("slot_mapping", slot_mapping, (num_tokens,))
+    at_least_1(k_cache.shape[1], "block_size")
+    check_dtype("k", k, *FLOATS)
     check_dtype("v", v, k.dtype)
     check_dtype("k_cache", k_cache, k.dtype, FP8)
     check_dtype("v_cache", v_cache, k_cache.dtype)

@@ -1,0 +1,102 @@
+"""What ``paged_attention`` asks of its arguments, before anything is launched."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagedattn.attention import AttentionSpec
+
+from .buffers import AttentionPlan
+from .checks import check_contiguous, check_device, check_dtype, check_shape
+from .write_kv import FP8
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    spec: AttentionSpec,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor | None,
+) -> None:
+    check_shape("q", q, ("num_tokens", "num_heads", "head_dim"))
+    num_tokens, num_heads, head_dim = q.shape
+    check_shape("k_cache", k_cache, ("num_blocks", "block_size", "num_kv_heads", head_dim))
+    check_shape("v_cache", v_cache, tuple(k_cache.shape))
+    check_shape("seq_lens", seq_lens, ("num_seqs",))
+    check_shape("block_table", block_table, (len(seq_lens), "width"))
+    check_shape("query_start_loc", query_start_loc, (len(seq_lens) + 1,))
+    check_dtype("q", q, *DTYPES)
+    check_dtype("k_cache", k_cache, q.dtype, FP8)
+    check_dtype("v_cache", v_cache, k_cache.dtype)
+    for name, tensor in (("block_table", block_table), ("seq_lens", seq_lens)):
+        check_dtype(name, tensor, torch.int32)
+    check_dtype("query_start_loc", query_start_loc, torch.int32)
+    if q.dtype == torch.float64 and k_cache.dtype == FP8:
+        raise ValueError(f"queries of {q.dtype} and a cache of {FP8}: float32 is the most beside it")
+    check_device(
+        q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens,
+        query_start_loc=query_start_loc, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
+    )  # fmt: skip
+    num_kv_heads = k_cache.shape[2]
+    if not k_cache.shape[1]:
+        raise ValueError("the cache's block_size is 0; a block has at least 1 slot")
+    if not num_kv_heads or not num_heads or num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    if not 1 <= head_dim <= 256:
+        raise ValueError(f"head_dim is {head_dim}; the kernel has room for 1 to 256")
+    if block_table.stride(1) != 1:
+        raise ValueError(
+            f"rows of the block_table have gaps: its strides are {block_table.stride()}"
+        )
+    for name, values in (("sinks", spec.sinks), ("alibi_slopes", spec.alibi_slopes)):
+        if values is not None and len(values) != num_heads:
+            raise ValueError(f"{len(values)} {name} for {num_heads} query heads")
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is None:
+            continue
+        if k_cache.dtype != FP8:
+            raise ValueError(f"{name} is given, but the cache is {k_cache.dtype}, not {FP8}")
+        check_dtype(name, scale, torch.float32)
+        if scale.numel() != 1:
+            check_shape(name, scale, (num_kv_heads,))
+        check_contiguous(**{name: scale})
+    if out is not None:
+        check_shape("out", out, tuple(q.shape))
+        check_dtype("out", out, q.dtype)
+    if lse is not None:
+        check_shape("lse", lse, (num_tokens, num_heads))
+        check_dtype("lse", lse, torch.float32)
+
+
+def check_plan(
+    plan: AttentionPlan, q: Tensor, k_cache: Tensor, seq_lens: Tensor, spec: AttentionSpec
+) -> None:
+    num_tokens, num_heads, head_dim = q.shape
+    check_device(q=q, plan=plan.num_items)
+    found = (plan.group, *plan.partial_out.shape[1::2], plan.window)
+    wanted = (num_heads // k_cache.shape[2], k_cache.shape[2], head_dim, spec.window)
+    if found != wanted:
+        raise ValueError(
+            f"the plan is for (group, num_kv_heads, head_dim, window) {found}; this is {wanted}"
+        )
+    if len(seq_lens) > plan.max_rows or num_tokens > plan.max_tokens:
+        raise ValueError(
+            f"{len(seq_lens)} rows and {num_tokens} tokens; the plan has room for {plan.max_rows} "
+            f"and {plan.max_tokens}"
+        )
+    if plan.shared is not None and plan.shared.block_size != k_cache.shape[1]:
+        raise ValueError(
+            f"the plan shares blocks of {plan.shared.block_size}; the cache has blocks of "
+            f"{k_cache.shape[1]}"
+        )
+    if (plan.partial_out.dtype == torch.float64) != (q.dtype == torch.float64):
+        raise ValueError(f"the plan sums in {plan.partial_out.dtype}; q is {q.dtype}")
