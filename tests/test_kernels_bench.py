@@ -51,13 +51,14 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules that need triton, with inputs that the interpreter is done with in seconds."""
     pytest.importorskip("triton")
     from pagedattn.bench import ceilings, kernel_inputs, kernel_measure, kernel_trials, peers
-    from pagedattn.kernels import groups
+    from pagedattn.kernels import groups, plan
 
     if torch.cuda.is_available():
         pytest.skip("here the kernels are compiled, not interpreted")
     monkeypatch.setattr(kernel_inputs, "MOST_SETS", 2)
     monkeypatch.setattr(kernel_trials, "TOKENS", 128)
     monkeypatch.setattr(groups, "SAVED_KEYS", 128)
+    monkeypatch.setattr(plan, "SPARED_BYTES", 0)
     monkeypatch.setattr(ceilings, "MATMUL_SIZE", 64)
     monkeypatch.setattr(ceilings, "NODES", 2)
     monkeypatch.setattr(peers, "_compiled_flex", lambda: flex_attention)

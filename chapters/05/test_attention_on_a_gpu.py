@@ -19,6 +19,13 @@ SHAPES = {
 }
 
 
+@pytest.fixture(autouse=True, params=["this machine's kernels", "every machine's kernels"])
+def which_kernels(request, stage, monkeypatch):
+    """A Hopper GPU has kernels of its own. Those of other machines are to be right on it, too."""
+    if request.param == "every machine's kernels":
+        monkeypatch.setattr(stage.hopper, "is_hopper", lambda device: False)
+
+
 def sdpa(batch, backend):
     """Torch's attention of each sequence alone. Causal, with the queries at the end: so either one
     query, or as many as keys."""
@@ -86,7 +93,7 @@ def test_the_same_bits_every_time(stage, make_batch, dtype, spec):
         5, 6, 8, 2, 64, dtype=dtype, window=spec.window, has_prefill=False, device=DEVICE
     )
     stage.plan_attention(plan, batch.seq_lens, batch.query_start_loc)
-    assert int(plan.num_items[0]) > 50, "many splits"
+    assert int(plan.num_items[0]) > 30, "many splits"
     out, lse = batch.run(stage, spec, plan)
     for _ in range(20):
         plan.partial_out.fill_(float("nan"))

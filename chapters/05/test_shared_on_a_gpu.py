@@ -13,6 +13,19 @@ pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 SIZES = {"block_size": 16, "num_heads": 8, "num_kv_heads": 2, "dtype": torch.bfloat16}
 
 
+@pytest.fixture(autouse=True, params=["this machine's kernels", "every machine's kernels"])
+def which_kernels(request, stage, monkeypatch):
+    """A Hopper GPU has kernels of its own. Those of other machines are to be right on it, too."""
+    if request.param == "every machine's kernels":
+        monkeypatch.setattr(stage.hopper, "is_hopper", lambda device: False)
+
+
+@pytest.fixture(autouse=True)
+def small_groups(stage, monkeypatch):
+    """Sharing need not pay."""
+    monkeypatch.setattr(stage.plan, "SPARED_BYTES", 0)
+
+
 @pytest.fixture
 def crowd(make_batch):
     """``crowd(num_rows, **sizes)``: rows that share 4096 tokens, every second one 8192; each has up

@@ -19,6 +19,7 @@ def short_segments(stage, monkeypatch):
     """Segments are multiples of 32 keys, not of 128, and to spare the reading of 32 is enough."""
     monkeypatch.setattr(stage.groups, "SHARED_KEYS", 32)
     monkeypatch.setattr(stage.groups, "SAVED_KEYS", 32)
+    monkeypatch.setattr(stage.plan, "SPARED_BYTES", 0)
 
 
 def test_nothing_in_common(stage, make_batch):

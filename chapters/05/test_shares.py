@@ -1,5 +1,7 @@
 """Even shares: all keys of all decode rows, cut into as many equal parts as there are programs."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -40,7 +42,7 @@ def test_three_rows_and_four_programs(stage):
     """300, 128 and 1000 keys are 3, 1 and 8 tiles of 128: 12, so 3 a program. The cut at tile 3 is
     between two rows; those at 6 and 9 are in the third row, after 2 and 5 of its tiles."""
     items, share_start = shares_of(stage, [300, 128, 1000], 4)
-    assert [(row, begin, end, splits, first) for row, _, _, _, begin, end, splits, first in items] == [
+    assert [(item[0], *item[4:]) for item in items] == [
         (0, 0, 300, 1, 0),
         (1, 0, 128, 1, 1),
         (2, 0, 256, 3, 2),
@@ -104,8 +106,7 @@ def test_every_key_once_and_no_share_longer_than_another(stage, seq_lens, progra
     assert share_start == sorted(share_start)
     assert share_start[0] == 0 and share_start[-1] == len(items)
     shares = [
-        sum(tiles_of(item) for item in items[begin:end])
-        for begin, end in zip(share_start, share_start[1:], strict=False)
+        sum(tiles_of(item) for item in items[begin:end]) for begin, end in pairwise(share_start)
     ]
     busy = [share for share in shares if share] or [0]
     assert max(busy) - min(busy) <= 1, f"tiles of each program: {shares}"

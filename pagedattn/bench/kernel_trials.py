@@ -4,7 +4,7 @@ be."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from pagedattn.kernels import (
     attention,
     compute_slot_mapping,
     copy_blocks,
+    hopper,
     merge_attention_states,
     new_plan,
     paged_attention,
@@ -79,10 +80,20 @@ def _empty_plan(batch: Batch) -> AttentionPlan:
 
 
 @contextmanager
+def _plain() -> Iterator[None]:
+    """Inside, the kernels are those of every machine."""
+    with patch.object(hopper, "is_hopper", lambda device: False):
+        yield
+
+
+@contextmanager
 def _without_pipelining() -> Iterator[None]:
-    """Inside, a decode program fetches no tile before it needs it."""
+    """Inside, these fetch no tile of a decode program before it needs it."""
     tile = attention.decode_tile
-    with patch.object(attention, "decode_tile", lambda *call: tile(*call)._replace(num_stages=1)):
+    one_stage = patch.object(
+        attention, "decode_tile", lambda *call: tile(*call)._replace(num_stages=1)
+    )
+    with _plain(), one_stage:
         yield
 
 
@@ -90,9 +101,10 @@ def climb_trials(batches: list[Batch]) -> dict[str, Callable[[], Trial]]:
     """The steps from the first decode kernel to the one that is shipped, in order."""
     return {
         "naive": lambda: _naive_trial(batches),
-        "packed": lambda: _unpipelined(attention_trial(batches, unsplit_plan)),
-        "split": lambda: _unpipelined(attention_trial(batches, made_plan)),
-        "pipelined": lambda: attention_trial(batches, made_plan),
+        "packed": lambda: _inside(_without_pipelining, batches, unsplit_plan),
+        "split": lambda: _inside(_without_pipelining, batches, made_plan),
+        "pipelined": lambda: _inside(_plain, batches, made_plan),
+        "Hopper": lambda: attention_trial(batches, made_plan),
     }
 
 
@@ -105,14 +117,22 @@ def _naive_trial(batches: list[Batch]) -> Trial:
     return Trial([call(batch) for batch in batches], batches[0].error)
 
 
-def _unpipelined(trial: Trial) -> Trial:
+def _inside(
+    context: Callable[[], AbstractContextManager[None]],
+    batches: list[Batch],
+    make_plan: Callable[[Batch], AttentionPlan],
+) -> Trial:
+    """Attention whose plans are made, and whose calls are run, inside a context."""
+
     def wrapped(call: Callable[[], Any]) -> Callable[[], Any]:
-        def unpipelined() -> Any:
-            with _without_pipelining():
+        def inside() -> Any:
+            with context():
                 return call()
 
-        return unpipelined
+        return inside
 
+    with context():
+        trial = attention_trial(batches, make_plan)
     return replace(trial, calls=[wrapped(call) for call in trial.calls])
 
 

@@ -111,9 +111,10 @@ def _attend_members(
     member = members + (first_member + rows // GROUP) * 3
     tokens = tl.load(member, mask=real, other=0).to(tl.int64)
     positions = tl.load(member + 1, mask=real, other=0)
-    at = tokens[:, None] * q_strides[0] + heads[:, None] * q_strides[1]
+    at = tokens[:, None] * q_strides[0] + heads.to(tl.int64)[:, None] * q_strides[1]
     here = real[:, None] & (dims < HEAD_DIM)[None, :]
-    q_tile = tl.load(q + at + dims[None, :] * q_strides[2], mask=here, other=0.0)
+    at += dims.to(tl.int64)[None, :] * q_strides[2]
+    q_tile = tl.load(q + at, mask=here, other=0.0)
     SUM: tl.constexpr = partial_lse.dtype.element_ty
     slopes = tl.zeros((ROWS,), SUM)
     if alibi_slopes is not None:

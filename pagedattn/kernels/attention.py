@@ -116,7 +116,7 @@ def paged_attention(
     log2_scale = scale * LOG2E
     sinks = _per_head(spec.sinks, plan.partial_lse)
     batch = q, k_cache, v_cache, block_table, plan
-    on_hopper = hopper.can_attend(q, k_cache, v_cache, spec)
+    on_hopper = hopper.can_attend(q, k_cache, v_cache, out, spec)
     narrow = k_cache.dtype != q.dtype
     plain = _arguments(*batch, spec, log2_scale, k_scale, v_scale)
     results = _results(plan, spec, sinks, out, lse)
@@ -191,7 +191,7 @@ def _results(
         "sinks": sinks,
         "out_strides": out.stride(),
         "lse_strides": (0, 0) if lse is None else lse.stride(),
-        "window": spec.window,
+        "window": plan.clamped_window,
     }
 
 

@@ -46,6 +46,11 @@ class AttentionPlan:
         return len(self.arrivals)
 
     @property
+    def clamped_window(self) -> int | None:
+        """As kernels take it. So wide a window hides no key, and positions less it fit 32 bits."""
+        return None if self.window is None else min(self.window, 2**30)
+
+    @property
     def decode_queries(self) -> int:
         """A row with so many queries or fewer is a decode row."""
         return self.decode_rows // self.group

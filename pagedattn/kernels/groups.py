@@ -26,6 +26,7 @@ def find_groups(
     leaders: Tensor,
     ends: Tensor,
     num_tokens: Tensor,
+    spared: Tensor,
     order: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
@@ -37,8 +38,9 @@ def find_groups(
 ) -> None:
     """The groups of each row, the largest first: one launch, no synchronisation.
 
-    Fills ``leaders``, ``ends`` and ``num_tokens``, int32 [LEVELS, max_rows]: the first member,
-    where the segment ends, and how many tokens the members have. It begins where the one before it
+    Fills ``leaders``, ``ends``, ``num_tokens`` and ``spared``, int32 [LEVELS, max_rows]: the first
+    member, where the segment ends, how many tokens the members have, and how many reads of each key
+    are spared. It begins where the one before it
     ends. A row without a group is its own leader, and its segment is empty. ``order`` int64
     [max_rows]: sorted by it, members of a group stand together, with the first one in front.
 
@@ -58,6 +60,7 @@ def find_groups(
         leaders,
         ends,
         num_tokens,
+        spared,
         order,
         len(seq_lens),
         max_rows,
@@ -93,6 +96,7 @@ def _find_kernel(
     leaders,
     ends,
     num_tokens,
+    spared,
     order,
     num_rows,
     max_rows,
@@ -150,6 +154,7 @@ def _find_kernel(
             tl.store(leaders + at, leader)
             tl.store(ends + at, end)
             tl.store(num_tokens + at, tokens)
+            tl.store(spared + at, reads)
             level += 1
             begin = end
         # Members of a group that is not worth it may be of a smaller one with more in common: its
@@ -160,6 +165,7 @@ def _find_kernel(
         tl.store(leaders + at, row)
         tl.store(ends + at, begin)
         tl.store(num_tokens + at, 0)
+        tl.store(spared + at, 0)
         path = path * max_rows + row
         level += 1
     tl.store(order + row, path)

@@ -18,10 +18,10 @@ from torch import Tensor
 from pagedattn.attention import AttentionSpec
 
 from .buffers import AttentionPlan, num_multiprocessors
-from .shares import SHARE_KEYS
 
 HEAD_DIMS = 64, 128
 PREFILL_ROWS = 128
+DECODE_KEYS = 64  # of a tile: two groups take them in turn
 LEAST_PIECE = 8  # slots of a block that are fetched at once: rows after which a swizzle repeats
 SHORT_TABLE = 2048  # keys: in short sequences long tiles are cut off by the mask too often
 
@@ -47,7 +47,9 @@ def share_programs(
     return max(1, num_multiprocessors(device) // num_kv_heads)
 
 
-def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, spec: AttentionSpec) -> bool:
+def can_attend(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, spec: AttentionSpec
+) -> bool:
     """Whether the kernels here know this attention, and the copy engine these strides."""
     block_size, head_dim = k_cache.shape[1], q.shape[2]
     return (
@@ -57,7 +59,7 @@ def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, spec: AttentionSpec)
         and spec.soft_cap is None
         and spec.alibi_slopes is None
         and block_size & -block_size >= LEAST_PIECE
-        and all(_whole_16_bytes(tensor) for tensor in (q, k_cache, v_cache))
+        and all(_whole_16_bytes(tensor) for tensor in (q, k_cache, v_cache, out))
     )
 
 
@@ -95,7 +97,7 @@ def prefill(
         sinks=sinks,
         out_strides=out.stride(),
         lse_strides=(0, 0) if lse is None else lse.stride(),
-        window=plan.window,
+        window=plan.clamped_window,
         num_programs=programs,
         **_inputs(q, k_cache, v_cache, block_table, scale, keys),
         num_kv_heads=k_cache.shape[2],
@@ -124,7 +126,7 @@ def shared(
         num_items=plan.shared.num_items,
         members=plan.shared.members,
         num_programs=programs,
-        **_inputs(q, k_cache, v_cache, block_table, scale, SHARE_KEYS),
+        **_inputs(q, k_cache, v_cache, block_table, scale, 128),
         num_kv_heads=k_cache.shape[2],
         STAGES=2,
         num_warps=4,
@@ -168,11 +170,11 @@ def decode(
         v_scale_stride=0 if v_scale is None or v_scale.numel() == 1 else 1,
         out_strides=out.stride(),
         lse_strides=(0, 0) if lse is None else lse.stride(),
-        window=plan.window,
+        window=plan.clamped_window,
         ROWS=plan.decode_rows,
-        **_inputs(q, k_cache, v_cache, block_table, scale, SHARE_KEYS),
-        STAGES=2 if fp8 else 3 * 128 // q.shape[2],
-        NARROW_STAGES=2 * 128 // q.shape[2] if fp8 else 0,
+        **_inputs(q, k_cache, v_cache, block_table, scale, DECODE_KEYS),
+        STAGES=(4 if fp8 else 6) * 128 // q.shape[2],
+        NARROW_STAGES=4 * 128 // q.shape[2] if fp8 else 0,
         num_warps=4,
     )
 

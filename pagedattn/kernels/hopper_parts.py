@@ -79,7 +79,7 @@ def _add_parts(
     are fetched at a time."""
     HEADS: gl.constexpr = acc.shape[0]
     HEAD_DIM: gl.constexpr = acc.shape[1]
-    PARTS: gl.constexpr = max(1, 4096 // (HEADS * HEAD_DIM))
+    PARTS: gl.constexpr = max(1, 8192 // (HEADS * HEAD_DIM))
     layout: gl.constexpr = parts_layout()
     flat: gl.constexpr = gl.SliceLayout(2, layout)
     heads_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, layout))
@@ -137,10 +137,11 @@ def store_rows(
     acc = acc / gl.expand_dims(divisor, DIMS)
     tokens = tokens.to(gl.int64)
     dims = gl.arange(0, acc.shape[DIMS], gl.SliceLayout(AXIS, acc.type.layout))
-    at = tokens * wide(out_strides[0]) + heads * out_strides[1]
+    heads = heads.to(gl.int64)
+    at = tokens * wide(out_strides[0]) + heads * wide(out_strides[1])
     at = gl.expand_dims(at, DIMS) + gl.expand_dims(dims, AXIS)
     gl.store(out + at, acc.to(out.dtype.element_ty), mask=gl.expand_dims(real, DIMS))
     if lse is not None:
         log_sum = gl.where(row_sum > 0, (row_max + gl.log2(divisor)) * LN2, float("-inf"))
-        at = tokens * wide(lse_strides[0]) + heads * lse_strides[1]
+        at = tokens * wide(lse_strides[0]) + heads * wide(lse_strides[1])
         gl.store(lse + at, log_sum, mask=real)

@@ -12,7 +12,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
 from .hopper_parts import store_rows
-from .hopper_ring import fetch, new_ring, wide
+from .hopper_ring import fetch, new_ring
 from .hopper_walk import (
     GROUP_ROWS,
     await_queries,

@@ -61,7 +61,7 @@ def new_ring(
 @gluon.jit
 def wide(stride):
     """A stride as a number of 64 bits. None is negative, so that no sign has to be kept."""
-    return stride.to(gl.uint32).to(gl.int64)
+    return gl.to_tensor(stride).to(gl.uint32).to(gl.int64)
 
 
 @gluon.jit
@@ -130,7 +130,7 @@ def _find(table, start, end, BLOCK_SIZE: gl.constexpr, PIECE: gl.constexpr, PIEC
     for piece in gl.static_range(PIECES):
         last_key = gl.maximum(end - 1, 0)
         column = gl.minimum(start + piece * PIECE, last_key) // BLOCK_SIZE
-        blocks = blocks + (gl.load(table + column),)
+        blocks = blocks + (gl.load(table + column),)  # noqa: RUF005  (Gluon knows no star here)
     return blocks
 
 

@@ -30,7 +30,7 @@ def fetch_queries(queries, q, q_strides, tokens, heads):
     HEAD_DIM: gl.constexpr = queries.shape[1]
     layout: gl.constexpr = queries_layout(HEAD_DIM)
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-    at = tokens.to(gl.int64) * wide(q_strides[0]) + heads * q_strides[1]
+    at = tokens.to(gl.int64) * wide(q_strides[0]) + heads.to(gl.int64) * wide(q_strides[1])
     async_copy.async_copy_global_to_shared(queries, q + at[:, None] + dims[None, :])
     async_copy.commit_group()
 

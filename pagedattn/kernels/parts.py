@@ -135,9 +135,10 @@ def store_rows(
         acc *= shrink[:, None]
         row_max = new_max
     divisor = tl.where(row_sum > 0, row_sum, 1.0)  # a row that saw nothing gives 0
+    heads = heads.to(tl.int64)
     at = tokens[:, None] * out_strides[0] + heads[:, None] * out_strides[1]
     tl.store(
-        out + at + dims[None, :] * out_strides[2],
+        out + at + dims.to(tl.int64)[None, :] * out_strides[2],
         (acc / divisor[:, None]).to(out.dtype.element_ty),
         mask=real[:, None] & (dims < HEAD_DIM)[None, :],
     )

@@ -35,7 +35,8 @@ def cut_shares(
         share_start,
         len(seq_lens),
         len(share_start) - 1,
-        plan.window or 0,
+        plan.clamped_window or 0,
+        len(plan.decode_items),
         DECODE_QUERIES=plan.decode_queries,
         SHARE_KEYS=SHARE_KEYS,
         NUM_KV_HEADS=plan.arrivals.shape[1],
@@ -71,7 +72,7 @@ def _measure(
 
 @triton.jit
 def _cuts_before(tile, all_tiles, shares):
-    """How many of the shares begin before a tile. Share w begins at tile w * all_tiles // shares."""
+    """How many shares begin before a tile. Share w begins at tile w * all_tiles // shares."""
     tile = tile.to(tl.int64)
     return tl.minimum(tl.cdiv(tile * shares, tl.maximum(all_tiles, 1)), shares).to(tl.int32)
 
@@ -88,6 +89,7 @@ def _cut_shares_kernel(
     num_rows,
     num_programs,
     window,
+    most_items,
     DECODE_QUERIES: tl.constexpr,
     SHARE_KEYS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -124,6 +126,8 @@ def _cut_shares_kernel(
         all_items += tl.sum(pieces)
         passed += tl.sum(tiles.to(tl.int64))
     if row == 0:
+        # More than there is room for: the lengths do not fit the plan. Nothing is written outside.
+        all_items = tl.minimum(all_items, most_items)
         tl.store(num_items, all_items)
         for start in range(0, num_programs + 1, BLOCK):
             share = start + tl.arange(0, BLOCK)
@@ -146,7 +150,7 @@ def _cut_shares_kernel(
         cut = next_cut + piece
         tile = tl.where(piece == 0, my_tile, (cut - 1).to(tl.int64) * all_tiles // shares)
         upto = tl.minimum(cut.to(tl.int64) * all_tiles // shares, end_tile)
-        here = piece < pieces
+        here = (piece < pieces) & (first_item + piece < most_items)
         item = items + (first_item + piece) * 8
         tl.store(item, row, mask=here)
         tl.store(item + 1, token, mask=here)
@@ -161,7 +165,8 @@ def _cut_shares_kernel(
     # Which shares begin in this row: at its first tile, or at a cut.
     share = _cuts_before(my_tile, all_tiles, shares)
     if share < next_cut:
-        tl.store(share_start + share, first_item)
+        tl.store(share_start + share, tl.minimum(first_item, most_items))
     for start in range(0, pieces - 1, BLOCK):
         piece = start + tl.arange(0, BLOCK)
-        tl.store(share_start + next_cut + piece, first_item + 1 + piece, mask=piece < pieces - 1)
+        number = tl.minimum(first_item + 1 + piece, most_items)
+        tl.store(share_start + next_cut + piece, number, mask=piece < pieces - 1)

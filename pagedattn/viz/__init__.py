@@ -8,10 +8,12 @@ from pagedattn.viz.beams import BeamTree, draw_beam_tree
 from pagedattn.viz.chains import draw_hash_chain
 from pagedattn.viz.charts import draw_kv_growth, draw_waste
 from pagedattn.viz.hit_rates import draw_hit_rates
+from pagedattn.viz.loads import draw_loads
 from pagedattn.viz.memory import draw_memory
 from pagedattn.viz.plans import draw_plan
 from pagedattn.viz.policies import draw_block_sizes, draw_policies, draw_pool_shares
 from pagedattn.viz.pool import draw_pool
+from pagedattn.viz.prefixes import draw_shared_prefixes
 from pagedattn.viz.queues import draw_free_queue
 from pagedattn.viz.recording import Frame, Recording
 from pagedattn.viz.roofline import draw_roofline
@@ -35,12 +37,14 @@ __all__ = [
     "draw_hash_chain",
     "draw_hit_rates",
     "draw_kv_growth",
+    "draw_loads",
     "draw_memory",
     "draw_plan",
     "draw_policies",
     "draw_pool",
     "draw_pool_shares",
     "draw_roofline",
+    "draw_shared_prefixes",
     "draw_shared_tables",
     "draw_sharing_saved",
     "draw_slot_mapping",
