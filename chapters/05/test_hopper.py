@@ -84,7 +84,10 @@ def test_fp8_with_a_scale_for_each_head(stage, make_batch, head_dim, dtype, size
         setattr(batch, name, getattr(batch, name).to(FP8))
         factor = scale.double().to(DEVICE)[:, None]
         contents[:] = [row.to(FP8).double() * factor for row in contents]
-    plan = batch.plan(stage)
+    plan = stage.new_plan(
+        4, 5, 8, 2, head_dim, dtype=dtype, has_prefill=False, device=DEVICE
+    )
+    stage.plan_attention(plan, batch.seq_lens, batch.query_start_loc)
     expected, _ = batch.dense()
     out = torch.full_like(batch.q, float("nan"))
     k_scale, v_scale = (scale.to(DEVICE) for scale in scales)

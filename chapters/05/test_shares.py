@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pagedattn.course.witness import DEVICE
-from pagedattn.kernels.shares import SHARE_KEYS, cut_shares
+from pagedattn.kernels.shares import SHARE_KEYS
 
 
 def int32(numbers):
@@ -27,7 +27,7 @@ def shares_of(stage, seq_lens, num_programs, query_lens=None, *, window=None, ma
     plan.arrivals.fill_(3)
     share_start = int32([-7] * (num_programs + 1))
     starts = int32([sum(query_lens[:row]) for row in range(len(query_lens) + 1)])
-    cut_shares(plan, int32(seq_lens), starts, share_start)
+    stage.shares.cut_shares(plan, int32(seq_lens), starts, share_start)
     assert not plan.arrivals.any(), "no split has arrived yet"
     count = int(plan.num_items[0])
     assert count <= room, f"{count} items; there is room for {room}"

@@ -21,7 +21,7 @@ from .buffers import AttentionPlan, num_multiprocessors
 
 HEAD_DIMS = 64, 128
 PREFILL_ROWS = 128
-DECODE_KEYS = 64  # of a tile: two groups take them in turn
+DECODE_KEYS = 128  # of a tile
 LEAST_PIECE = 8  # slots of a block that are fetched at once: rows after which a swizzle repeats
 SHORT_TABLE = 2048  # keys: in short sequences long tiles are cut off by the mask too often
 
@@ -41,7 +41,7 @@ def share_programs(
 ) -> int:
     """Programs of one KV head that decode rows are shared out to: all together, one a
     multiprocessor. 0 if no kernel here decodes such heads."""
-    fits = head_dim in HEAD_DIMS and dtype.itemsize == 2 and decode_rows <= 64
+    fits = head_dim in HEAD_DIMS and dtype.itemsize == 2 and decode_rows <= 32
     if not (fits and is_hopper(device)):
         return 0
     return max(1, num_multiprocessors(device) // num_kv_heads)
@@ -173,8 +173,8 @@ def decode(
         window=plan.clamped_window,
         ROWS=plan.decode_rows,
         **_inputs(q, k_cache, v_cache, block_table, scale, DECODE_KEYS),
-        STAGES=(4 if fp8 else 6) * 128 // q.shape[2],
-        NARROW_STAGES=4 * 128 // q.shape[2] if fp8 else 0,
+        STAGES=2 if fp8 else 3 * 128 // q.shape[2],
+        NARROW_STAGES=2 * 128 // q.shape[2] if fp8 else 0,
         num_warps=4,
     )
 

@@ -6,9 +6,7 @@ not as many queries; so the keys are the rows of the scores, [keys, queries], an
 the weights, which are few, go back there.
 
 A program has a share of the keys of all rows, as long as any other's: ``shares``. It walks its
-items one after the other while the ring stays full. Two warp groups take the tiles in turn, so that
-one's products run beside the other's softmax, and put together what they have found at an item's
-end.
+items one after the other while the ring stays full.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
+    warpgroup_mma_wait,
 )
 
 from .hopper_parts import merge_parts, store_rows
@@ -76,33 +75,22 @@ def decode_kernel(
     FP8: gl.constexpr = NARROW_STAGES > 0
     PIECE: gl.constexpr = k_desc.block_shape[1]
     dtype: gl.constexpr = gl.float16 if FP8 else q.dtype.element_ty
-    queries = gl.allocate_shared_memory(
-        dtype, [2, ROWS, HEAD_DIM], gl.NVMMASharedLayout(128, 16, 2)
-    )
+    queries = gl.allocate_shared_memory(dtype, [ROWS, HEAD_DIM], gl.NVMMASharedLayout(128, 16, 2))
     weights = gl.allocate_shared_memory(
-        dtype, [2, KEYS, ROWS], gl.NVMMASharedLayout(min(128, 2 * ROWS), 16, 2)
+        dtype, [KEYS, ROWS], gl.NVMMASharedLayout(min(128, 2 * ROWS), 16, 2)
     )
     k_ring = new_ring(dtype, STAGES, KEYS, HEAD_DIM, 1, 1)
     v_ring = new_ring(dtype, STAGES, KEYS, HEAD_DIM, 1, 1)
-    desk = _new_desk(ROWS, HEAD_DIM)
-    row_inputs = q, q_strides, items, first, last, num_kv_heads
-    scales = SCALE, k_scale, k_scale_stride
-    results = (
-        out, lse, partial_out, partial_lse, arrivals, shared_out, shared_lse, shared_parts, sinks,
-        v_scale, v_scale_stride, out_strides, lse_strides,
-    )  # fmt: skip
     if FP8:
         k_narrow = new_ring(k_desc.dtype, NARROW_STAGES, KEYS, HEAD_DIM, 1, 1)
         v_narrow = new_ring(k_desc.dtype, NARROW_STAGES, KEYS, HEAD_DIM, 1, 1)
         gl.warp_specialize(
             [
-                (_lead, (
-                    queries.index(0), weights.index(0), k_ring, v_ring, desk, row_inputs, scales,
-                    results, window, GROUP, PIECE,
-                )),
-                (_follow, (
-                    queries.index(1), weights.index(1), k_ring, v_ring, desk, row_inputs, scales,
-                    window, GROUP, PIECE,
+                (_attend, (
+                    queries, weights, k_ring, v_ring, q, out, lse, partial_out, partial_lse,
+                    arrivals, shared_out, shared_lse, shared_parts, items, sinks, k_scale, v_scale,
+                    k_scale_stride, v_scale_stride, q_strides, out_strides, lse_strides,
+                    first, last, num_kv_heads, SCALE, window, GROUP, PIECE,
                 )),
                 (widen, (k_narrow, k_ring, items, first, last, num_kv_heads, num_kv_heads, PIECE)),
                 (widen, (v_narrow, v_ring, items, first, last, num_kv_heads, num_kv_heads, PIECE)),
@@ -115,19 +103,17 @@ def decode_kernel(
                     num_kv_heads, 8, 4, BLOCK_SIZE,
                 )),
             ],
-            [4, 4, 4, 1, 1],
-            [112, 72, 72, 40, 40],
+            [8, 8, 1, 1],
+            [64, 64, 40, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (_lead, (
-                    queries.index(0), weights.index(0), k_ring, v_ring, desk, row_inputs, scales,
-                    results, window, GROUP, PIECE,
-                )),
-                (_follow, (
-                    queries.index(1), weights.index(1), k_ring, v_ring, desk, row_inputs, scales,
-                    window, GROUP, PIECE,
+                (_attend, (
+                    queries, weights, k_ring, v_ring, q, out, lse, partial_out, partial_lse,
+                    arrivals, shared_out, shared_lse, shared_parts, items, sinks, k_scale, v_scale,
+                    k_scale_stride, v_scale_stride, q_strides, out_strides, lse_strides,
+                    first, last, num_kv_heads, SCALE, window, GROUP, PIECE,
                 )),
                 (fetch, (
                     k_desc, k_ring, block_table, table_stride, items, first, last, num_kv_heads,
@@ -138,8 +124,8 @@ def decode_kernel(
                     num_kv_heads, 8, 4, BLOCK_SIZE,
                 )),
             ],
-            [4, 1, 1],
-            [152, 40, 40],
+            [1, 1],
+            [40, 40],
         )  # fmt: skip
 
 
@@ -150,105 +136,68 @@ def _layout(rows):
 
 
 @gluon.jit
-def _new_desk(ROWS: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Where one group leaves what it has found for the other: output, maximum, sum; and when."""
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    acc = gl.allocate_shared_memory(gl.float32, [HEAD_DIM, ROWS], plain)
-    row_max = gl.allocate_shared_memory(gl.float32, [ROWS], line)
-    row_sum = gl.allocate_shared_memory(gl.float32, [ROWS], line)
-    left = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(left, count=1)
-    mbarrier.init(taken, count=1)
-    return acc, row_max, row_sum, left, taken
-
-
-@gluon.jit
-def _follow(
+def _attend(
     queries,
     weights,
     k_ring,
     v_ring,
-    desk,
-    row_inputs,
-    scales,
+    q,
+    out,
+    lse,
+    partial_out,
+    partial_lse,
+    arrivals,
+    shared_out,
+    shared_lse,
+    shared_parts,
+    items,
+    sinks,
+    k_scale,
+    v_scale,
+    k_scale_stride,
+    v_scale_stride,
+    q_strides,
+    out_strides,
+    lse_strides,
+    first,
+    last,
+    num_kv_heads,
+    scale,
     window,
     GROUP: gl.constexpr,
     PIECE: gl.constexpr,
 ):
-    """The warp group that takes every second tile, from the second one on."""
-    _, _, _, first, last, step = row_inputs
-    their_acc, their_max, their_sum, left, taken = desk
-    count = 0
-    turn = 0
-    for number in range(first, last, step):
-        acc, row_max, row_sum, count = _walk(
-            queries, weights, k_ring, v_ring, count, number, row_inputs, scales, window,
-            1, GROUP, PIECE,
-        )  # fmt: skip
-        mbarrier.wait(taken, turn ^ 1)
-        their_acc.store(acc)
-        their_max.store(row_max)
-        their_sum.store(row_sum)
-        mbarrier.arrive(left)
-        turn = turn ^ 1
-
-
-@gluon.jit
-def _lead(
-    queries,
-    weights,
-    k_ring,
-    v_ring,
-    desk,
-    row_inputs,
-    scales,
-    results,
-    window,
-    GROUP: gl.constexpr,
-    PIECE: gl.constexpr,
-):
-    """The warp group that takes every second tile, from the first one on, and stores results."""
+    """One warp group walks the items of a share."""
     ROWS: gl.constexpr = queries.shape[0]
     HEAD_DIM: gl.constexpr = queries.shape[1]
     layout: gl.constexpr = _layout(ROWS)
     columns: gl.constexpr = gl.SliceLayout(0, layout)
-    _, _, items, first, last, num_kv_heads = row_inputs
-    their_acc, their_max, their_sum, left, taken = desk
-    (
-        out, lse, partial_out, partial_lse, arrivals, shared_out, shared_lse, shared_parts, sinks,
-        v_scale, v_scale_stride, out_strides, lse_strides,
-    ) = results  # fmt: skip
     kv_head = first % num_kv_heads
     rows = gl.arange(0, ROWS, columns)
+    heads = kv_head * GROUP + rows % GROUP
     count = 0
-    turn = 0
     for number in range(first, last, num_kv_heads):
-        acc, row_max, row_sum, count = _walk(
-            queries, weights, k_ring, v_ring, count, number, row_inputs, scales, window,
-            0, GROUP, PIECE,
-        )  # fmt: skip
-        mbarrier.wait(left, turn)
-        turn = turn ^ 1
-        other_max = their_max.load(columns)
-        new_max = gl.maximum(row_max, other_max)
-        base = gl.where(new_max == float("-inf"), 0.0, new_max)
-        shrink = gl.exp2(row_max - base)
-        weight = gl.exp2(other_max - base)
-        row_sum = row_sum * shrink + their_sum.load(columns) * weight
-        acc = acc * shrink[None, :] + their_acc.load(layout) * weight[None, :]
-        row_max = new_max
-        mbarrier.arrive(taken)
-        if v_scale is not None:
-            acc = acc * gl.load(v_scale + kv_head * v_scale_stride)
-
         item = items + number // num_kv_heads * 8
         row = gl.load(item)
         first_token = gl.load(item + 1)
         num_queries = gl.load(item + 2)
+        first_position = gl.load(item + 3)
+        begin = gl.load(item + 4) // PIECE * PIECE
+        end = gl.load(item + 5)
         num_splits = gl.load(item + 6)
         first_split = gl.load(item + 7)
+        scales = _load_queries(
+            queries, q, q_strides, first_token, num_queries, kv_head, scale, GROUP
+        )
+        if k_scale is not None:
+            scales = scales * gl.load(k_scale + kv_head * k_scale_stride)
+        acc, row_max, row_sum, count = _walk(
+            queries, weights, k_ring, v_ring, count, begin, end, first_position,
+            first_position + rows // GROUP, num_queries, scales, window, PIECE,
+        )  # fmt: skip
+        if v_scale is not None:
+            acc = acc * gl.load(v_scale + kv_head * v_scale_stride)
+
         real = rows < num_queries * GROUP
         num_shared = 0
         first_shared = 0
@@ -267,7 +216,10 @@ def _lead(
             # The last split of a row to arrive finds all others in memory, and merges them.
             barrier()
             counter = arrivals + row * num_kv_heads + kv_head
-            if gl.atomic_add(counter, 1) == num_splits - 1:
+            arrived = 0
+            if num_splits > 1:
+                arrived = gl.atomic_add(counter, 1)
+            if arrived == num_splits - 1:
                 gl.store(counter, 0)
                 for query in range(num_queries):
                     merge_parts(
@@ -279,7 +231,7 @@ def _lead(
         else:
             store_rows(
                 acc, row_sum, row_max, out, lse, sinks, out_strides, lse_strides,
-                first_token + rows // GROUP, kv_head * GROUP + rows % GROUP, real, 1,
+                first_token + rows // GROUP, heads, real, 1,
             )  # fmt: skip
 
 
@@ -324,16 +276,17 @@ def _walk(
     k_ring,
     v_ring,
     count,
-    number,
-    row_inputs,
+    begin,
+    end,
+    first_position,
+    positions,
+    num_queries,
     scales,
     window,
-    WHICH: gl.constexpr,
-    GROUP: gl.constexpr,
     PIECE: gl.constexpr,
 ):
-    """Attend to every second tile of an item; ``count`` tiles were fetched before it. Returns the
-    output [head_dim, rows], each row's maximum and sum, and the tiles fetched up to its end."""
+    """Attend to the tiles of one item; ``count`` tiles were fetched before. Returns the output
+    [head_dim, rows], each row's maximum and sum, and the tiles fetched now."""
     k_tiles, k_ready, k_free = k_ring
     v_tiles, v_ready, v_free = v_ring
     STAGES: gl.constexpr = k_tiles.shape[0]
@@ -342,48 +295,57 @@ def _walk(
     ROWS: gl.constexpr = queries.shape[0]
     layout: gl.constexpr = _layout(ROWS)
     columns: gl.constexpr = gl.SliceLayout(0, layout)
-    q, q_strides, items, _, _, num_kv_heads = row_inputs
-    scale, k_scale, k_scale_stride = scales
-    kv_head = number % num_kv_heads
-    item = items + number // num_kv_heads * 8
-    first_token = gl.load(item + 1)
-    num_queries = gl.load(item + 2)
-    first_position = gl.load(item + 3)
-    begin = gl.load(item + 4) // PIECE * PIECE
-    end = gl.load(item + 5)
-    factors = _load_queries(queries, q, q_strides, first_token, num_queries, kv_head, scale, GROUP)
-    if k_scale is not None:
-        factors = factors * gl.load(k_scale + kv_head * k_scale_stride)
-    positions = first_position + gl.arange(0, ROWS, columns) // GROUP
-    highest = first_position + num_queries - 1
     lanes = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     no_scores = gl.zeros([KEYS, ROWS], gl.float32, layout)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, columns)
     sums = gl.zeros([KEYS, ROWS], gl.float32, layout)  # added up over the keys in the end
     acc = gl.zeros([HEAD_DIM, ROWS], gl.float32, layout)
-    upto = gl.maximum(end, begin + 1)  # as ``fetch`` has it: at least one tile
-    tile = count + WHICH
-    for start in range(begin + WHICH * KEYS, upto, 2 * KEYS):
-        stage = tile % STAGES
-        phase = tile // STAGES & 1
+    highest = first_position + num_queries - 1
+    queries = queries.permute((1, 0))
+
+    stage = count % STAGES
+    phase = count // STAGES & 1
+    mbarrier.wait(k_ready.index(stage), phase)
+    scores = warpgroup_mma(k_tiles.index(stage), queries, no_scores, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    mbarrier.arrive(k_free.index(stage))
+    found, row_max, _ = _softmax(
+        scores, row_max, begin, end, lanes, first_position, highest, positions, scales, window,
+        PIECE,
+    )  # fmt: skip
+    sums = found
+    weights.store(found.to(weights.dtype))
+    fence_async_shared()
+    for start in range(begin + KEYS, end, KEYS):
+        before = stage
+        phase_before = phase
+        count += 1
+        stage = count % STAGES
+        phase = count // STAGES & 1
         mbarrier.wait(k_ready.index(stage), phase)
-        keys = k_tiles.index(stage)
-        scores = warpgroup_mma(keys, queries.permute((1, 0)), no_scores, use_acc=False)
+        scores = warpgroup_mma(
+            k_tiles.index(stage), queries, no_scores, use_acc=False, is_async=True
+        )
+        mbarrier.wait(v_ready.index(before), phase_before)
+        values = v_tiles.index(before).permute((1, 0))
+        acc = warpgroup_mma(values, weights, acc, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=(scores,))
         mbarrier.arrive(k_free.index(stage))
         found, row_max, shrink = _softmax(
-            scores, row_max, start, end, lanes, first_position, highest, positions, factors,
-            window, PIECE,
+            scores, row_max, start, end, lanes, first_position, highest, positions, scales, window,
+            PIECE,
         )  # fmt: skip
         sums = sums * shrink[None, :] + found
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(v_free.index(before))
+        acc = acc * shrink[None, :]
         weights.store(found.to(weights.dtype))
         fence_async_shared()
-        mbarrier.wait(v_ready.index(stage), phase)
-        values = v_tiles.index(stage).permute((1, 0))
-        acc = warpgroup_mma(values, weights, acc * shrink[None, :])
-        mbarrier.arrive(v_free.index(stage))
-        tile += 2
-    count += (upto - begin + KEYS - 1) // KEYS
-    return acc, row_max * factors, gl.sum(sums, 0), count
+    mbarrier.wait(v_ready.index(stage), phase)
+    acc = warpgroup_mma(v_tiles.index(stage).permute((1, 0)), weights, acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(v_free.index(stage))
+    return acc, row_max * scales, gl.sum(sums, 0), count + 1
 
 
 @gluon.jit

@@ -41,7 +41,7 @@ def merge_parts(
     """Merge the parts of one query, for the heads of one KV head: ``num_shared`` parts of shared
     prefixes, if there are any, and ``num_splits`` of its row's splits. Stores the result."""
     HEADS: gl.constexpr = triton.next_power_of_2(GROUP)
-    layout: gl.constexpr = parts_layout()
+    layout: gl.constexpr = parts_layout(HEADS, HEAD_DIM)
     heads_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, layout))
     row_max = gl.full([HEADS], float("-inf"), gl.float32, heads_layout)
     row_sum = gl.zeros([HEADS], gl.float32, heads_layout)
@@ -66,9 +66,12 @@ def merge_parts(
 
 
 @gluon.constexpr_function
-def parts_layout():
-    """[parts, heads, head_dim]: a warp has a few parts, a thread a few numbers of each."""
-    return gl.BlockedLayout([1, 1, 4], [1, 2, 16], [4, 1, 1], [2, 1, 0])
+def parts_layout(heads, head_dim):
+    """[parts, heads, head_dim]: a warp has heads of its own if there are enough, and a thread the
+    same 4 numbers of all parts, so that they meet in registers."""
+    warps = min(4, heads)
+    lanes = head_dim // 4
+    return gl.BlockedLayout([1, 1, 4], [32 // lanes, 1, lanes], [4 // warps, warps, 1], [2, 1, 0])
 
 
 @gluon.jit
@@ -80,7 +83,7 @@ def _add_parts(
     HEADS: gl.constexpr = acc.shape[0]
     HEAD_DIM: gl.constexpr = acc.shape[1]
     PARTS: gl.constexpr = max(1, 8192 // (HEADS * HEAD_DIM))
-    layout: gl.constexpr = parts_layout()
+    layout: gl.constexpr = parts_layout(HEADS, HEAD_DIM)
     flat: gl.constexpr = gl.SliceLayout(2, layout)
     heads_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, layout))
     lanes = gl.arange(0, PARTS, gl.SliceLayout(1, flat))

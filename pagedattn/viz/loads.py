@@ -55,7 +55,7 @@ def draw_loads(panels: Mapping[str, Sequence[Load]], title: str | None = None) -
         name: HEIGHT * max(map(num_keys, loads)) / evens[name] / highest + GAP
         for name, loads in panels.items()
     }
-    top = style.MARGIN + (0.3 if title else 0.0)
+    top = style.MARGIN + (0.15 if title else 0.0)
     figure, axes = style.card(top + sum(heights.values()) + 0.45, title)
     for number, (name, loads) in enumerate(panels.items()):
         bottom = top + heights[name]
