@@ -153,6 +153,7 @@ def _paged_attention(
     query_start_loc: Tensor,
     plan_tensors: list[Tensor],
     plan_numbers: list[int],
+    lse: Tensor | None,  # no default: torch 2.11 does not find what is written, then
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -160,7 +161,6 @@ def _paged_attention(
     sinks: list[float] | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    lse: Tensor | None = None,
 ) -> Tensor:
     spec = AttentionSpec(
         scale,
@@ -213,6 +213,7 @@ def paged_attention(
         seq_lens,
         query_start_loc,
         *_parts(plan),
+        lse,
         spec.scale,
         spec.window,
         spec.soft_cap,
@@ -220,5 +221,4 @@ def paged_attention(
         None if spec.sinks is None else list(spec.sinks),
         k_scale,
         v_scale,
-        lse,
     )

@@ -9,9 +9,11 @@ import torch
 
 from pagedattn import viz
 from pagedattn.course.witness import DEVICE
+from pagedattn.viz.loads import shares_of
 from pagedattn.viz.plans import Split, last_to_arrive, schedule
+from pagedattn.viz.prefixes import Read, reads_of
 from pagedattn.viz.walks import walk
-from tests.pictures import named_words, rectangles
+from tests.pictures import named_words, rectangles, words
 
 TABLE, SEQ_LEN = [3, 1, 4], 9  # in blocks of 4
 
@@ -90,3 +92,113 @@ def test_a_plan_without_rows() -> None:
     plan = kernels.new_plan(2, 2, 4, 1, 16, dtype=torch.float32, device=DEVICE)
     with pytest.raises(ValueError, match="0 decode rows; 1 to 6 can be drawn"):
         viz.draw_plan(plan, 2)
+
+
+def test_an_areas_keys() -> None:
+    """300 keys on two places and on one: a bar's height times its width is its keys."""
+    loads = [[Split(0, 0, 200)], [Split(1, 0, 60), Split(0, 200, 240)]]
+    figure = viz.draw_loads({"two": loads, "one": [[*loads[0], *loads[1]]]})
+    drawn = rectangles(figure)
+    assert set(drawn) == {
+        "load-0-0-0-0", "load-0-1-1-0", "load-0-1-0-200",
+        "load-1-0-0-0", "load-1-0-1-0", "load-1-0-0-200",
+    }  # fmt: skip
+    high, low = drawn["load-0-0-0-0"], drawn["load-0-1-1-0"]
+    assert high.get_height() / low.get_height() == pytest.approx(200 / 60, rel=0.02)
+    assert low.get_y() > drawn["load-0-1-0-200"].get_y(), "the first at the bottom"
+    area = [drawn[f"load-{panel}-0-0-0"] for panel in range(2)]
+    assert area[1].get_width() / area[0].get_width() == pytest.approx(2, rel=0.05)
+    assert area[0].get_height() / area[1].get_height() == pytest.approx(2, rel=0.02)
+    assert "two: 2 at a time; the busiest has 200 keys, 1.33 times an even share" in words(figure)
+
+
+@pytest.mark.parametrize(
+    ("panels", "message"),
+    [
+        ({}, "0 panels; 1 to 4"),
+        ({"a": []}, "0 places in 'a'; 1 to 132"),
+        ({"a": [[], []]}, "0 splits in 'a'; 1 to 400"),
+        ({"a": [[Split(0, 0, 1)]] * 133}, "133 places in 'a'; 1 to 132"),
+    ],
+)
+def test_loads_that_have_no_room(panels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        viz.draw_loads(panels)
+
+
+def test_shares_are_those_of_the_plan() -> None:
+    """300, 128 and 1000 keys, 4 programs: worked by hand in the tests of the shares."""
+    kernels = pytest.importorskip("pagedattn.kernels")
+    plan = kernels.new_plan(9, 3, 4, 1, 16, dtype=torch.float32, has_prefill=False, device=DEVICE)
+    seq_lens, starts, share_start = (
+        torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
+        for numbers in ([300, 128, 1000], [0, 1, 2, 3], [0] * 5)
+    )
+    kernels.shares.cut_shares(plan, seq_lens, starts, share_start)
+    assert shares_of(plan, share_start.tolist()) == [
+        [Split(0, 0, 300)],
+        [Split(1, 0, 128), Split(2, 0, 256)],
+        [Split(2, 256, 640)],
+        [Split(2, 640, 1000)],
+    ]
+
+
+@pytest.fixture
+def prefixes() -> tuple[Any, torch.Tensor]:
+    """Rows 0 and 2 have 8 blocks of 1024 tokens in common, and all three have 4. Nothing is cut, as
+    on a machine of one multiprocessor."""
+    kernels = pytest.importorskip("pagedattn.kernels")
+    plan = kernels.new_plan(
+        3, 3, 16, 4, 128, dtype=torch.float32, share_block_size=1024, device=DEVICE
+    )
+    shared = replace(plan.shared, least_spared=0, num_programs=1)
+    plan = replace(plan, target_splits=1, shared=shared)
+    table = torch.zeros(3, 9, dtype=torch.int32, device=DEVICE)
+    table[:, :8] = torch.arange(1, 9)
+    table[1, 4] = table[0, 8] = 11
+    table[2, 8] = 12
+    seq_lens = torch.tensor([8500, 5000, 8700], dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(4, dtype=torch.int32, device=DEVICE)
+    kernels.plan_attention(plan, seq_lens, starts, table)
+    return plan, table
+
+
+def test_reads_of_a_plan_that_shares(prefixes: Any) -> None:
+    plan, _ = prefixes
+    assert set(reads_of(plan)) == {
+        Read((0, 1, 2), 0, 0, 4096), Read((0, 2), 0, 4096, 8192),
+        Read((0,), 0, 8192, 8500), Read((1,), 1, 4096, 5000), Read((2,), 2, 8192, 8700),
+    }  # fmt: skip
+
+
+def test_a_box_is_as_high_as_the_rows_it_is_read_for(prefixes: Any) -> None:
+    plan, table = prefixes
+    figure = viz.draw_shared_prefixes(plan, table, 1024)
+    drawn = rectangles(figure)
+    assert {gid for gid in drawn if not gid.startswith("table-")} == {
+        *(f"shared-0-{block}" for block in range(1, 9)),
+        "own-0-11", "own-1-11", "own-2-12",
+    }  # fmt: skip
+    assert {gid for gid in drawn if gid.startswith("table-1-")} == {
+        f"table-1-{column}" for column in range(5)
+    }
+    row = drawn["own-0-11"].get_height()
+    assert drawn["shared-0-1"].get_height() > 3 * row
+    assert 2 * row < drawn["shared-0-5"].get_height() < 3 * row
+    top, bottom = (drawn[gid].get_y() for gid in ("own-0-11", "own-2-12"))
+    assert drawn["shared-0-5"].get_y() == pytest.approx(min(top, bottom)), "members stand together"
+    assert drawn["own-1-11"].get_y() > max(top, bottom)
+    said = named_words(figure)
+    assert said["parts-0"] == said["parts-2"] == "2 + 1" and said["parts-1"] == "1 + 1"
+    assert "keys in the tables: 22,200; keys that are read: 9,912" in words(figure)
+
+
+def test_a_plan_that_shares_nothing(prefixes: Any) -> None:
+    kernels = pytest.importorskip("pagedattn.kernels")
+    plan, table = prefixes
+    with pytest.raises(ValueError, match="0 rows; 1 to 8 can be drawn"):
+        viz.draw_shared_prefixes(
+            kernels.new_plan(2, 2, 4, 1, 16, dtype=torch.float32, device=DEVICE), table, 1024
+        )
+    with pytest.raises(ValueError, match="34 columns; 1 to 14 can be drawn"):
+        viz.draw_shared_prefixes(plan, table, 256)

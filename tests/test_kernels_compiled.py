@@ -28,7 +28,7 @@ def test_no_kernel_spills(tmp_path: Path, record_property: Any) -> None:
     for kernel in kernels:
         record_property(f"{kernel['call']}: {kernel['kernel']}", json.dumps(kernel))
         assert 0 < kernel["registers"] <= 255 and kernel["shared"] <= 227 * 1024, kernel
-    spilling = [kernel for kernel in kernels if kernel["stack"] or kernel["local"]]
+    spilling = [kernel for kernel in kernels if kernel["spills"]]
     assert not spilling, "\n".join(map(str, spilling))
     assert status == 0
     _check_the_text(kernels)

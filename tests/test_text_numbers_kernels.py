@@ -1,14 +1,16 @@
-"""Chapter 05: every measured number in its text is the committed evidence's, the rest is counted.
+"""Chapter 05: every measured number in its pages is the committed evidence's, the rest is counted.
 What no longer holds is listed together, as it has to be written. (The table of registers is checked
 where the kernels are compiled: `test_kernels_compiled.py`.)"""
 
 import json
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from pagedattn.bench.kernel_rows import ATTENTION_ROWS, MIXED
+from pagedattn.bench.kernel_rows import ATTENTION_ROWS, BEAMS, MIXED, SHARED
+from pagedattn.viz.plans import Split, schedule
 
 CHAPTER = Path(__file__).parents[1] / "chapters" / "05"
 RESULT = json.loads((CHAPTER / "evidence" / "kernels.json").read_text(encoding="utf-8"))["result"]
@@ -20,6 +22,22 @@ SHARE = CEILINGS["read"] / 132  # of one multiprocessor
 BATCHES = ("decode 64x2048", "decode 1x8192", "decode mixed")
 FLOORS = [ROWS[name]["floor_us"] for name in BATCHES]
 ALONE = 8192 * 128 * 2 * 2  # bytes of K and V of 8192 tokens, one KV head
+
+# The text's table of what came out, and what plain Triton took in an earlier run: microseconds, or
+# TFLOP/s where the name has a unit.
+OUTCOMES = {
+    "1 × 8192": ("decode 1x8192", "24.8"),
+    "8 × 8192": ("decode 8x8192", "74.3"),
+    "64 × 8192": ("decode 64x8192", "511"),
+    "32 × 512": ("decode 32x512", "28.1"),
+    "*mixed*": ("decode mixed", "378"),
+    "64 × 8192, head_dim 64": ("decode 64x8192 head_dim 64", "314"),
+    "64 × 8192, fp8 cache": ("decode 64x8192 fp8 cache", "632"),
+    "prompt of 8192, TFLOP/s": ("prefill 1x8192", "331"),
+    "16 prompts of 1024, TFLOP/s": ("prefill 16x1024", "236"),
+    "512 tokens behind 16,384, TFLOP/s": ("prefill chunk", "315"),
+    "8 chunks and 120 decodes": ("mixed step", "971"),
+}
 
 # The text's long decode step and its prompt, counted as the text counts them.
 KV_BYTES = 64 * 8192 * 8 * 128 * 2 * 2
@@ -38,6 +56,49 @@ def climbed(step: str) -> list[float]:
 
 def row(label: str, *times: float, more: str = "") -> str:
     return f"| {label} | {' | '.join(map(us, times))} |{more}"
+
+
+def outcome(label: str, name: str, plain: str) -> str:
+    """A line of the table: plain Triton, now, share of the floor, the best peer of the same run."""
+    found = ROWS[name]
+    peer = found.get("best_peer", "").removeprefix("SDPA ").removesuffix(" Triton unified")
+    times = [found["us"]]
+    if peer:
+        times.append(found["peers"][found["best_peer"]]["us"])
+    if "TFLOP/s" in label:
+        words = [f"{found['flops'] / time / 1e6:.0f}" for time in times]
+    else:
+        words = [us(time) for time in times]
+    beside = f" {peer} {words[1]} |" if peer else " |"
+    return f"| {label} | {plain} | {words[0]} | {percent(found['share'])} |{beside}"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def more(name: str, than: str) -> str:
+    return percent(ROWS[name]["us"] / ROWS[than]["us"] - 1)
+
+
+def second_half() -> list[str]:
+    """What the climb to the end has to say."""
+    apart, together = (ROWS[name] for name in (f"{SHARED.name}, plain plan", SHARED.name))
+    beams = [us(ROWS[name]["us"]) for name in (f"{BEAMS.name}, plain plan", BEAMS.name)]
+    plain, found = ROWS["decode 64x2048"]["us"], ROWS["decode 64x2048 searched"]["us"]
+    fp8, bf16 = ROWS["decode 64x8192 fp8 cache"], ROWS["decode 64x8192"]
+    return [
+        *(outcome(label, *row) for label, row in OUTCOMES.items()),
+        f"{us(fp8['us'])} µs, where a bfloat16 cache of twice the bytes takes {us(bf16['us'])}",
+        f"The 64 sequences above take {us(apart['us'])} µs without the search.",
+        f"With the search they take {us(together['us'])} µs; the floor is "
+        f"{us(together['floor_us'])}.",
+        f"Those beams now take {beams[1]} µs with the search and {beams[0]} without",
+        f"64 × 2048 takes {us(found)} µs, and without the search {us(plain)}.",
+        f"The plan with its search takes {ROWS['plan 64x2048 searched']['us']:.1f} µs, once a step",
+        f"costs {more('decode 64x2048 batch-invariant', 'decode 64x2048')} at 64 × 2048 and "
+        f"{more('decode mixed batch-invariant', 'decode mixed')} for *mixed*",
+    ]
 
 
 def measured() -> list[str]:
@@ -92,6 +153,7 @@ def measured() -> list[str]:
         row("3 split, balanced: measured", *split),
         row("4 pipelined: expected", *FLOORS),
         row("4 pipelined: measured", *pipelined),
+        row("the end, on Hopper: measured", *climbed("Hopper")),
         row("cuDNN, contiguous K and V", *cudnn[:2], more=" |"),
         f"four times the floor, {us(4 * FLOORS[0])} µs",
         f"A program reads {ALONE / 1e6:.1f} MB; at a multiprocessor's even share, "
@@ -108,17 +170,19 @@ def measured() -> list[str]:
         f"{32 * ROWS['decode mixed']['us'] / 1000:.0f} ms",
         f"cuDNN reaches {prompt_rates[0]:.0f} TFLOP/s, the kernel of this chapter "
         f"{prompt_rates[1]:.0f}.",
+        *second_half(),
     ]
 
 
 def text() -> str:
-    return " ".join((CHAPTER / "README.md").read_text(encoding="utf-8").split())
+    pages = (CHAPTER / name for name in ("README.md", "hopper.md"))
+    return " ".join(" ".join(page.read_text(encoding="utf-8").split()) for page in pages)
 
 
 def test_measured_numbers() -> None:
     said = text()
     missing = [words for words in measured() if words not in said]
-    assert not missing, "chapters/05/README.md has to say:\n" + "\n".join(missing)
+    assert not missing, "chapters/05/README.md or hopper.md has to say:\n" + "\n".join(missing)
 
 
 def test_claims_of_the_climb() -> None:
@@ -127,6 +191,16 @@ def test_claims_of_the_climb() -> None:
     assert packed[0] < 2 * FLOORS[0], "packed, 64 x 2048: not far from the floor"
     assert split[1] > 2 * FLOORS[1], "split, 1 x 8192: where so little is to be read"
     assert 0.9 < pipelined[1] / split[1] < 1.1, "pipelined, 1 x 8192: gains nothing"
+
+
+def test_claims_of_the_climb_to_the_end() -> None:
+    shares = {name: ROWS[name]["share"] for name, _ in OUTCOMES.values()}
+    decode = {name: share for name, share in shares.items() if name.startswith("decode 64x8192")}
+    assert min(decode, key=lambda name: decode[name]).endswith("fp8 cache"), "furthest from it"
+    apart, together = (ROWS[name]["us"] for name in (f"{SHARED.name}, plain plan", SHARED.name))
+    assert apart < ROWS["decode 64x8192"]["us"], "the cache of the GPU helps"
+    assert apart > 2 * together, "sharing is worth it"
+    assert together > 1.5 * ROWS[SHARED.name]["floor_us"], "far from its floor"
 
 
 def test_sizes() -> None:
@@ -142,6 +216,43 @@ def test_sizes() -> None:
     assert prompt.flops == PROMPT_FLOPS and prompt.written == PROMPT_WRITTEN
 
 
+def test_loads_of_the_figure() -> None:
+    """What the text says of figure 5.4, from the lengths alone."""
+    lengths, places, programs = MIXED.seq_lens, 4 * 132 // 8, 132 // 8
+
+    def busiest(splits: list[Split]) -> float:
+        return max(run.stop for run in schedule(splits, places)) / (sum(lengths) / places)
+
+    whole = [Split(row, 0, keys) for row, keys in enumerate(lengths)]
+    longest = -(-sum(lengths) // places // 64) * 64
+    cut = []
+    for row, keys in enumerate(lengths):
+        length = -(-keys // -(-keys // longest) // 64) * 64
+        cut += [Split(row, at, min(at + length, keys)) for at in range(0, keys, length)]
+    tiles = [min(128, keys - at) for keys in lengths for at in range(0, keys, 128)]
+    edges = [share * len(tiles) // programs for share in range(programs + 1)]
+    most = max(sum(tiles[a:b]) for a, b in pairwise(edges)) / (sum(lengths) / programs)
+    cut.sort(key=lambda split: -split.keys)
+    said = text()
+    assert f"{busiest(whole):.1f} times an even share" in said
+    assert f"the busiest place still has {percent(busiest(cut) - 1)} more" in said
+    assert f"With even shares it has {percent(most - 1)} more" in said
+
+
+def test_what_sharing_saves() -> None:
+    keys, own, rows = 8192, 256, 64
+    assert SHARED.seq_lens == (keys + own,) * rows and SHARED.shared == keys
+    alone, once = rows * (keys + own), keys + rows * own
+    said = text()
+    assert f"{alone:,} keys are read where {once:,} would do" in said
+    work = SHARED.work
+    assert f"{work.flops / (work.read + work.written):.0f} operations a byte" in said
+    token = 2 * 8 * 128 * 2
+    assert f"the prefix, {keys * token / 1e6:.1f} MB, fits" in said
+    assert f"four beams over 2048 tokens would spare {3 * 2048 * token / 1e6:.0f} MB" in said
+    assert f"64 MiB, {2**26 / CEILINGS['read']:.0f} µs of reading" in said
+
+
 def test_predictions_about_kernels() -> None:
     """The questions that are arithmetic, done again."""
     questions = tomllib.loads((CHAPTER / "predict.toml").read_text())["question"]
@@ -153,3 +264,6 @@ def test_predictions_about_kernels() -> None:
     part = -(-keys // 64 // 64) * 64
     assert answers["splits"] == 8 * (-(-100_000 // part) + 31)
     assert answers["sink"] == (1 * 8 + 3 * 4) / (1 + 3 + 1)
+    tiles = [-(-n // 128) for n in (300, 128, 1000)]
+    assert answers["shares"] == (2 * sum(tiles) // 4 - tiles[0] - tiles[1]) * 128
+    assert answers["shared"] == 8192 + 64 * 256

@@ -84,9 +84,7 @@ def test_fp8_with_a_scale_for_each_head(stage, make_batch, head_dim, dtype, size
         setattr(batch, name, getattr(batch, name).to(FP8))
         factor = scale.double().to(DEVICE)[:, None]
         contents[:] = [row.to(FP8).double() * factor for row in contents]
-    plan = stage.new_plan(
-        4, 5, 8, 2, head_dim, dtype=dtype, has_prefill=False, device=DEVICE
-    )
+    plan = stage.new_plan(4, 5, 8, 2, head_dim, dtype=dtype, has_prefill=False, device=DEVICE)
     stage.plan_attention(plan, batch.seq_lens, batch.query_start_loc)
     expected, _ = batch.dense()
     out = torch.full_like(batch.q, float("nan"))
@@ -99,6 +97,27 @@ def test_fp8_with_a_scale_for_each_head(stage, make_batch, head_dim, dtype, size
     assert error < 4e-3, f"off by {float(error):.1e} of what is right; 16 bits allow 4e-3"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=str)
+def test_the_same_bits_with_full_rings(stage, make_batch, dtype):
+    """A ring turns a thousand times. A tile overwritten before it was read would show."""
+    lengths = [32768 + 1000 * row for row in range(8)]
+    batch = make_batch(
+        lengths, [1] * 8, block_size=16, num_heads=32, num_kv_heads=8, head_dim=128,
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    for name, contents in (("k_cache", batch.keys), ("v_cache", batch.values)):
+        setattr(batch, name, getattr(batch, name).to(dtype))
+        contents[:] = [row.to(dtype).double() for row in contents]
+    plan = stage.new_plan(8, 8, 32, 8, 128, dtype=torch.bfloat16, has_prefill=False, device=DEVICE)
+    stage.plan_attention(plan, batch.seq_lens, batch.query_start_loc)
+    expected, _ = batch.dense()
+    out, _ = batch.run(stage, plan=plan)
+    error = (out.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert error < 4e-3, f"off by {float(error):.1e} of what is right; 16 bits allow 4e-3"
+    for _ in range(30):
+        assert torch.equal(batch.run(stage, plan=plan)[0], out)
+
+
 @pytest.mark.parametrize("head_dim", [80, 128])
 def test_what_they_do_not_know(stage, make_batch, head_dim):
     """Then the others attend, on the same plan."""
@@ -108,7 +127,7 @@ def test_what_they_do_not_know(stage, make_batch, head_dim):
     )  # fmt: skip
     plan = stage.new_plan(3, 303, 8, 2, head_dim, dtype=torch.bfloat16, device=DEVICE)
     stage.plan_attention(plan, batch.seq_lens, batch.query_start_loc)
-    assert (plan.share_start is None) == (head_dim == 80)
+    assert plan.is_shared_out == (head_dim == 128)
     batch.check(stage, AttentionSpec(soft_cap=20.0), plan)
     batch.check(stage, AttentionSpec(alibi_slopes=(0.5, 0.25) * 4), plan)
     batch.k_cache, batch.v_cache = (

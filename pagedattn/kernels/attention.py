@@ -125,7 +125,7 @@ def paged_attention(
             hopper.shared(*batch, log2_scale)
         else:
             _attend_shared(plan, prefill_tile(q, k_cache), plain)
-    if on_hopper and plan.share_start is not None:
+    if on_hopper and plan.is_shared_out:
         hopper.decode(*batch, out, lse, sinks, log2_scale, k_scale, v_scale)
     else:
         _attend(plan, 0, decode_tile(q, k_cache, block_table, plan), plain | results)

@@ -21,7 +21,7 @@ class AttentionPlan:
     prefill items. ``partial_out`` [most decode items, num_kv_heads, decode_rows, head_dim] and
     ``partial_lse``: what a split found. ``arrivals`` int32 [max_rows, num_kv_heads]: how many
     splits of a row are done. ``share_start`` int32 [programs + 1]: the first decode item of each
-    program that has a share of them; None if each item has a program of its own. ``shared``: what
+    program that has a share of them; empty if each item has a program of its own. ``shared``: what
     rows have in common; None if that is not looked for.
     """
 
@@ -37,13 +37,18 @@ class AttentionPlan:
     arrivals: Tensor
     partial_out: Tensor
     partial_lse: Tensor
-    share_start: Tensor | None
+    share_start: Tensor
     batch_invariant: bool
     shared: SharedPrefixes | None
 
     @property
     def max_rows(self) -> int:
         return len(self.arrivals)
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether programs have even shares of the decode items."""
+        return len(self.share_start) > 0
 
     @property
     def clamped_window(self) -> int | None:

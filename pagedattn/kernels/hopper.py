@@ -149,7 +149,6 @@ def decode(
     """The plan's decode items, share by share. ``scale`` is in units of log 2."""
     from .hopper_decode import decode_kernel
 
-    assert plan.share_start is not None
     found = plan.shared
     fp8 = k_cache.dtype != q.dtype
     decode_kernel[(k_cache.shape[2], len(plan.share_start) - 1)](

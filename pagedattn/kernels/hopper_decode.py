@@ -103,8 +103,8 @@ def decode_kernel(
                     num_kv_heads, 8, 4, BLOCK_SIZE,
                 )),
             ],
-            [8, 8, 1, 1],
-            [64, 64, 40, 40],
+            [4, 4, 1, 1],
+            [128, 128, 40, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -206,7 +206,7 @@ def _attend(
             num_shared = gl.load(shared_parts + row * 2 + 1)
         if num_splits + num_shared > 1:
             dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout))
-            slot = number.to(gl.int64) * ROWS + rows
+            slot = gl.to_tensor(number).to(gl.int64) * ROWS + rows
             divisor = gl.where(row_sum > 0, row_sum, 1.0)  # a row that saw nothing here gives 0
             found = acc / divisor[None, :]
             gl.store(partial_lse + slot, row_max + gl.log2(divisor), mask=real)

@@ -130,7 +130,7 @@ def _find(table, start, end, BLOCK_SIZE: gl.constexpr, PIECE: gl.constexpr, PIEC
     for piece in gl.static_range(PIECES):
         last_key = gl.maximum(end - 1, 0)
         column = gl.minimum(start + piece * PIECE, last_key) // BLOCK_SIZE
-        blocks = blocks + (gl.load(table + column),)  # noqa: RUF005  (Gluon knows no star here)
+        blocks = blocks + (gl.load(table + column),)  # type: ignore[assignment]  # noqa: RUF005
     return blocks
 
 
@@ -168,6 +168,7 @@ def widen(narrow_ring, ring, items, first, last, step, num_kv_heads, PIECE: gl.c
             here = count % tiles.shape[0]
             mbarrier.wait(narrow_ready.index(there), count // narrow.shape[0] & 1)
             numbers = narrow.index(there).load(layout).to(tiles.dtype)
+            fence_async_shared()  # until they are read, the copy engine may not write there
             mbarrier.arrive(narrow_free.index(there))
             mbarrier.wait(free.index(here), (count // tiles.shape[0] & 1) ^ 1)
             tiles.index(here).store(numbers)

@@ -82,9 +82,8 @@ def new_plan(
     # A row of k keys has at most k / length + 1 splits, and all keys / length is target_splits.
     most_splits = max_rows * LONE_SPLITS if batch_invariant else max_rows + target_splits
     programs = share_programs(torch.device(device), dtype, num_kv_heads, head_dim, decode_rows)
-    share_start = None
-    if programs and not batch_invariant:  # the last of n programs can make one split more
-        share_start = torch.zeros(programs + 1, dtype=torch.int32, device=device)
+    shared_out = programs > 0 and not batch_invariant
+    if shared_out:  # each program but the first can begin inside a row
         most_splits = max_rows + programs
     most_tiles = max_rows + max_tokens // (prefill_rows // group) if has_prefill else 0
 
@@ -114,7 +113,7 @@ def new_plan(
         arrivals=buffer(max_rows, num_kv_heads),
         partial_out=buffer(most_splits, num_kv_heads, decode_rows, head_dim, dtype=sums),
         partial_lse=buffer(most_splits, num_kv_heads, decode_rows, dtype=sums),
-        share_start=share_start,
+        share_start=buffer(programs + 1 if shared_out else 0),
         batch_invariant=batch_invariant,
         shared=shared,
     )
@@ -151,7 +150,7 @@ def plan_attention(
     _plan_kernel[(plan.max_rows,)](
         seq_lens,
         query_start_loc,
-        plan.decode_items if plan.share_start is None else None,
+        None if plan.is_shared_out else plan.decode_items,
         plan.prefill_items,
         plan.arrivals,
         plan.num_items,
@@ -169,7 +168,7 @@ def plan_attention(
         NUM_KV_HEADS=plan.arrivals.shape[1],
         BLOCK=min(1024, triton.next_power_of_2(plan.max_rows)),
     )
-    if plan.share_start is not None:
+    if plan.is_shared_out:
         cut_shares(plan, seq_lens, query_start_loc, plan.share_start)
 
 

@@ -90,8 +90,8 @@ def draw_shared_prefixes(
     places = {row: i for i, row in enumerate(sorted(rows, key=lambda row: (order[row], row)))}
     groups = list(dict.fromkeys(read.rows for read in reads if read.is_shared))
     for read in reads:
-        number = groups.index(read.rows) if read.is_shared else None
-        _paint_read(axes, read, table[read.leader], block_size, left, pitch, below, places, number)
+        group = groups.index(read.rows) if read.is_shared else None
+        _paint_read(axes, read, table[read.leader], block_size, left, pitch, below, places, group)
     for row, place in places.items():
         y = below + place * (ROW + GAP) + ROW / 2
         _note(axes, style.MARGIN, y, _name(row))
