@@ -163,7 +163,7 @@ def plan(step: Step) -> tuple[Any, ...]:
 
 def attend(step: Step) -> tuple[Any, ...]:
     batch = step.q, step.k_cache, step.v_cache, *step.batch
-    return OPERATORS.paged_attention, *batch, [], []
+    return OPERATORS.paged_attention, *batch, [], [], None
 
 
 def attend_with_a_plan(step: Step) -> tuple[Any, ...]:
@@ -175,7 +175,7 @@ def attend_with_a_plan(step: Step) -> tuple[Any, ...]:
     numbers = [0.3, None, 9.0, [0.1] * HEADS, [0.5] * HEADS, None, None]
     lse = torch.zeros(1, HEADS, device=DEVICE)
     batch = step.q[:1], *caches, table, lengths, bounds
-    return OPERATORS.paged_attention, *batch, *operators._parts(made), *numbers, lse
+    return OPERATORS.paged_attention, *batch, *operators._parts(made), lse, *numbers
 
 
 @pytest.mark.parametrize("call", [write, copy, slots, merge, plan, attend, attend_with_a_plan])

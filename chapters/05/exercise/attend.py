@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 f83d36c21e87f1a0f72507799b6b02b411e717e429e3485192fe1adefdd0ce76
+# made from sha256 c2ddf8438189582aa7e8be61c1b992581f1c899b5f82ff9b36db8524bca3dfc9
 
 """The attention kernel.
 
@@ -109,9 +109,13 @@ def _walk(
 @triton.jit
 def _tanh(x):
     """Without overflow: the exponential is that of a number that is not positive."""
-    e = tl.exp(-2.0 * tl.abs(x))
+    size = tl.abs(x)
+    e = tl.exp(-2.0 * size)
     t = (1.0 - e) / (1.0 + e)
-    return tl.where(x < 0, -t, t)
+    # Where 1 - e would lose digits, the first terms of the series.
+    square = x * x
+    series = 1.0 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315)))
+    return tl.where(size < 0.125, x * series, tl.where(x < 0, -t, t))
 
 
 @triton.jit
@@ -181,9 +185,10 @@ def attend_kernel(
     real = rows < num_queries * GROUP
     tokens = (first_token + rows // GROUP).to(tl.int64)
     positions = first_position + rows // GROUP
-    at = tokens[:, None] * q_strides[0] + heads[:, None] * q_strides[1]
+    at = tokens[:, None] * q_strides[0] + heads.to(tl.int64)[:, None] * q_strides[1]
     here = real[:, None] & (dims < HEAD_DIM)[None, :]
-    q_tile = tl.load(q + at + dims[None, :] * q_strides[2], mask=here, other=0.0)
+    at += dims.to(tl.int64)[None, :] * q_strides[2]
+    q_tile = tl.load(q + at, mask=here, other=0.0)
     SUM: tl.constexpr = partial_lse.dtype.element_ty
     slopes = tl.zeros((ROWS,), SUM)
     if alibi_slopes is not None:

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 95d86993aa4e7fdc9ed29ba0aee9b9d9764c25d0d5702b38d5838fd66f0b4135
+# made from sha256 2794d3d7c3fc085ad2ac2c7b5552197d6b076659d1d8daff56ab977cea385a8d
 
 """The attention kernel for shared prefixes.
 
@@ -117,9 +117,10 @@ def _attend_members(
     member = members + (first_member + rows // GROUP) * 3
     tokens = tl.load(member, mask=real, other=0).to(tl.int64)
     positions = tl.load(member + 1, mask=real, other=0)
-    at = tokens[:, None] * q_strides[0] + heads[:, None] * q_strides[1]
+    at = tokens[:, None] * q_strides[0] + heads.to(tl.int64)[:, None] * q_strides[1]
     here = real[:, None] & (dims < HEAD_DIM)[None, :]
-    q_tile = tl.load(q + at + dims[None, :] * q_strides[2], mask=here, other=0.0)
+    at += dims.to(tl.int64)[None, :] * q_strides[2]
+    q_tile = tl.load(q + at, mask=here, other=0.0)
     SUM: tl.constexpr = partial_lse.dtype.element_ty
     slopes = tl.zeros((ROWS,), SUM)
     if alibi_slopes is not None:

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 6f978316ccbbd6186846447676532b3ed3f8d7467b7e2f16affdcdf2a0fb56e2
+# made from sha256 bb3c1b22fb1182921279cb9aad127796d78a0c746cfff9bb1f1da5dd78e9c402
 
 """Paged attention: decode, prefill, prefill chunks, and all of them in one batch.
 
@@ -122,7 +122,7 @@ def paged_attention(
     log2_scale = scale * LOG2E
     sinks = _per_head(spec.sinks, plan.partial_lse)
     batch = q, k_cache, v_cache, block_table, plan
-    on_hopper = hopper.can_attend(q, k_cache, v_cache, spec)
+    on_hopper = hopper.can_attend(q, k_cache, v_cache, out, spec)
     narrow = k_cache.dtype != q.dtype
     plain = _arguments(*batch, spec, log2_scale, k_scale, v_scale)
     results = _results(plan, spec, sinks, out, lse)
@@ -131,7 +131,7 @@ def paged_attention(
             hopper.shared(*batch, log2_scale)
         else:
             _attend_shared(plan, prefill_tile(q, k_cache), plain)
-    if on_hopper and plan.share_start is not None:
+    if on_hopper and plan.is_shared_out:
         hopper.decode(*batch, out, lse, sinks, log2_scale, k_scale, v_scale)
     else:
         _attend(plan, 0, decode_tile(q, k_cache, block_table, plan), plain | results)
@@ -197,7 +197,7 @@ def _results(
         "sinks": sinks,
         "out_strides": out.stride(),
         "lse_strides": (0, 0) if lse is None else lse.stride(),
-        "window": spec.window,
+        "window": plan.clamped_window,
     }
 
 

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 4cb7cf10f63b88542307338e0cb47fc1836dab5132eccb5bf0ed79375c578010
+# made from sha256 29f605ae6f5159a3a382853964ff60ed16b3acfe0ea3de661600deedf76caa2a
 
 """What ``paged_attention`` asks of its arguments, before anything is launched."""
 
@@ -18,6 +18,35 @@ from .checks import check_contiguous, check_device, check_dtype, check_shape
 from .write_kv import FP8
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MOST_HEAD_DIM = 256
+
+
+def check_sizes(
+    max_rows: int,
+    max_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None,
+) -> None:
+    """Those of a plan."""
+    for name, number, least in (
+        ("max_rows", max_rows, 0),
+        ("max_tokens", max_tokens, 0),
+        ("num_heads", num_heads, 1),
+        ("num_kv_heads", num_kv_heads, 1),
+        ("head_dim", head_dim, 1),
+        ("window", 1 if window is None else window, 1),
+    ):
+        if type(number) is not int or number < least:
+            raise ValueError(f"{name} is {number!r}; it is a whole number of at least {least}")
+    if head_dim > MOST_HEAD_DIM:
+        raise ValueError(f"head_dim is {head_dim}; the kernel has room for 1 to {MOST_HEAD_DIM}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    if dtype not in DTYPES:
+        raise ValueError(f"queries of {dtype}; known are {', '.join(map(str, DTYPES))}")
 
 
 def check_attention(
@@ -47,7 +76,7 @@ def check_attention(
         check_dtype(name, tensor, torch.int32)
     check_dtype("query_start_loc", query_start_loc, torch.int32)
     if q.dtype == torch.float64 and k_cache.dtype == FP8:
-        raise ValueError(f"queries of {q.dtype} and a cache of {FP8}: float32 is the most beside it")
+        raise ValueError(f"queries of {q.dtype} and a cache of {FP8}: float32 is the most")
     check_device(
         q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens,
         query_start_loc=query_start_loc, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
@@ -57,8 +86,8 @@ def check_attention(
         raise ValueError("the cache's block_size is 0; a block has at least 1 slot")
     if not num_kv_heads or not num_heads or num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
-    if not 1 <= head_dim <= 256:
-        raise ValueError(f"head_dim is {head_dim}; the kernel has room for 1 to 256")
+    if not 1 <= head_dim <= MOST_HEAD_DIM:
+        raise ValueError(f"head_dim is {head_dim}; the kernel has room for 1 to {MOST_HEAD_DIM}")
     if block_table.stride(1) != 1:
         raise ValueError(
             f"rows of the block_table have gaps: its strides are {block_table.stride()}"

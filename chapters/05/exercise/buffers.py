@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 c32b295c72ef90c4bcbd7afda92021012d5494be5f71c693fc3f2cfd2c6ee0b6
+# made from sha256 3d96001e42d3b92d1f80129f6cebdf26529dae700ac7ae944a9caf8746656b8a
 
 """What a plan consists of: buffers that stay where they are, and for which machine."""
 
@@ -27,7 +27,7 @@ class AttentionPlan:
     prefill items. ``partial_out`` [most decode items, num_kv_heads, decode_rows, head_dim] and
     ``partial_lse``: what a split found. ``arrivals`` int32 [max_rows, num_kv_heads]: how many
     splits of a row are done. ``share_start`` int32 [programs + 1]: the first decode item of each
-    program that has a share of them; None if each item has a program of its own. ``shared``: what
+    program that has a share of them; empty if each item has a program of its own. ``shared``: what
     rows have in common; None if that is not looked for.
     """
 
@@ -43,13 +43,23 @@ class AttentionPlan:
     arrivals: Tensor
     partial_out: Tensor
     partial_lse: Tensor
-    share_start: Tensor | None
+    share_start: Tensor
     batch_invariant: bool
     shared: SharedPrefixes | None
 
     @property
     def max_rows(self) -> int:
         return len(self.arrivals)
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether programs have even shares of the decode items."""
+        return len(self.share_start) > 0
+
+    @property
+    def clamped_window(self) -> int | None:
+        """As kernels take it. So wide a window hides no key, and positions less it fit 32 bits."""
+        return None if self.window is None else min(self.window, 2**30)
 
     @property
     def decode_queries(self) -> int:

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 b294bdcc14e6f421ada6d482044347a2c1cd7a284c7085b4c6df15d8bac7222d
+# made from sha256 23af781a338053ecc4625356041f68db375c16a4d43e64d0fa6a576bb9d6f287
 
 """Which rows of a batch begin with the same blocks.
 
@@ -32,6 +32,7 @@ def find_groups(
     leaders: Tensor,
     ends: Tensor,
     num_tokens: Tensor,
+    spared: Tensor,
     order: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
@@ -43,8 +44,9 @@ def find_groups(
 ) -> None:
     """The groups of each row, the largest first: one launch, no synchronisation.
 
-    Fills ``leaders``, ``ends`` and ``num_tokens``, int32 [LEVELS, max_rows]: the first member,
-    where the segment ends, and how many tokens the members have. It begins where the one before it
+    Fills ``leaders``, ``ends``, ``num_tokens`` and ``spared``, int32 [LEVELS, max_rows]: the first
+    member, where the segment ends, how many tokens the members have, and how many reads of each key
+    are spared. It begins where the one before it
     ends. A row without a group is its own leader, and its segment is empty. ``order`` int64
     [max_rows]: sorted by it, members of a group stand together, with the first one in front.
 
@@ -64,6 +66,7 @@ def find_groups(
         leaders,
         ends,
         num_tokens,
+        spared,
         order,
         len(seq_lens),
         max_rows,
@@ -99,6 +102,7 @@ def _find_kernel(
     leaders,
     ends,
     num_tokens,
+    spared,
     order,
     num_rows,
     max_rows,
@@ -156,6 +160,7 @@ def _find_kernel(
             tl.store(leaders + at, leader)
             tl.store(ends + at, end)
             tl.store(num_tokens + at, tokens)
+            tl.store(spared + at, reads)
             level += 1
             begin = end
         # Members of a group that is not worth it may be of a smaller one with more in common: its
@@ -166,6 +171,7 @@ def _find_kernel(
         tl.store(leaders + at, row)
         tl.store(ends + at, begin)
         tl.store(num_tokens + at, 0)
+        tl.store(spared + at, 0)
         path = path * max_rows + row
         level += 1
     tl.store(order + row, path)

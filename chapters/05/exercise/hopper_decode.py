@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 9840f99d49770f16d32a23b08f5722db21eca29d08732c78291dc4fd9ec86ba3
+# made from sha256 06180d4eb84ce2910ae78a2743d6a07d20b6253b03595ed9e20e20dc4471a55e
 
 """Decode items on a Hopper GPU: few queries, and all the time goes into reading.
 
@@ -212,7 +212,7 @@ def _attend(
             num_shared = gl.load(shared_parts + row * 2 + 1)
         if num_splits + num_shared > 1:
             dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout))
-            slot = number.to(gl.int64) * ROWS + rows
+            slot = gl.to_tensor(number).to(gl.int64) * ROWS + rows
             divisor = gl.where(row_sum > 0, row_sum, 1.0)  # a row that saw nothing here gives 0
             found = acc / divisor[None, :]
             gl.store(partial_lse + slot, row_max + gl.log2(divisor), mask=real)
@@ -222,7 +222,10 @@ def _attend(
             # The last split of a row to arrive finds all others in memory, and merges them.
             barrier()
             counter = arrivals + row * num_kv_heads + kv_head
-            if gl.atomic_add(counter, 1) == num_splits - 1:
+            arrived = 0
+            if num_splits > 1:
+                arrived = gl.atomic_add(counter, 1)
+            if arrived == num_splits - 1:
                 gl.store(counter, 0)
                 for query in range(num_queries):
                     merge_parts(
@@ -256,7 +259,8 @@ def _load_queries(
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
     tokens = (first_token + rows // GROUP).to(gl.int64)
-    at = tokens * wide(q_strides[0]) + (kv_head * GROUP + rows % GROUP) * q_strides[1]
+    heads = (kv_head * GROUP + rows % GROUP).to(gl.int64)
+    at = tokens * wide(q_strides[0]) + heads * wide(q_strides[1])
     real = rows < num_queries * GROUP
     numbers = gl.load(q + at[:, None] + dims[None, :], mask=real[:, None], other=0.0)
     scales = gl.full([ROWS], 1.0, gl.float32, columns) * scale

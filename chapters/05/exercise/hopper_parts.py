@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 a48dacb9061fa4b5a24575fb37ab4121ed7d12f468d49ae04c731089c36efb44
+# made from sha256 d6773f594b4f960dda0b40a158367e4356d789c41f1a1f48f7fad3c3d9d2e595
 
 """What ``parts`` does, for kernels of a Hopper GPU: merge what several programs have found, and
 store results. There layouts are written down, which ``parts`` leaves to the compiler."""
@@ -47,7 +47,7 @@ def merge_parts(
     """Merge the parts of one query, for the heads of one KV head: ``num_shared`` parts of shared
     prefixes, if there are any, and ``num_splits`` of its row's splits. Stores the result."""
     HEADS: gl.constexpr = triton.next_power_of_2(GROUP)
-    layout: gl.constexpr = parts_layout()
+    layout: gl.constexpr = parts_layout(HEADS, HEAD_DIM)
     heads_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, layout))
     row_max = gl.full([HEADS], float("-inf"), gl.float32, heads_layout)
     row_sum = gl.zeros([HEADS], gl.float32, heads_layout)
@@ -72,9 +72,12 @@ def merge_parts(
 
 
 @gluon.constexpr_function
-def parts_layout():
-    """[parts, heads, head_dim]: a warp has a few parts, a thread a few numbers of each."""
-    return gl.BlockedLayout([1, 1, 4], [1, 2, 16], [4, 1, 1], [2, 1, 0])
+def parts_layout(heads, head_dim):
+    """[parts, heads, head_dim]: a warp has heads of its own if there are enough, and a thread the
+    same 4 numbers of all parts, so that they meet in registers."""
+    warps = min(4, heads)
+    lanes = head_dim // 4
+    return gl.BlockedLayout([1, 1, 4], [32 // lanes, 1, lanes], [4 // warps, warps, 1], [2, 1, 0])
 
 
 @gluon.jit
@@ -85,8 +88,8 @@ def _add_parts(
     are fetched at a time."""
     HEADS: gl.constexpr = acc.shape[0]
     HEAD_DIM: gl.constexpr = acc.shape[1]
-    PARTS: gl.constexpr = max(1, 4096 // (HEADS * HEAD_DIM))
-    layout: gl.constexpr = parts_layout()
+    PARTS: gl.constexpr = max(1, 8192 // (HEADS * HEAD_DIM))
+    layout: gl.constexpr = parts_layout(HEADS, HEAD_DIM)
     flat: gl.constexpr = gl.SliceLayout(2, layout)
     heads_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, layout))
     lanes = gl.arange(0, PARTS, gl.SliceLayout(1, flat))
@@ -143,10 +146,11 @@ def store_rows(
     acc = acc / gl.expand_dims(divisor, DIMS)
     tokens = tokens.to(gl.int64)
     dims = gl.arange(0, acc.shape[DIMS], gl.SliceLayout(AXIS, acc.type.layout))
-    at = tokens * wide(out_strides[0]) + heads * out_strides[1]
+    heads = heads.to(gl.int64)
+    at = tokens * wide(out_strides[0]) + heads * wide(out_strides[1])
     at = gl.expand_dims(at, DIMS) + gl.expand_dims(dims, AXIS)
     gl.store(out + at, acc.to(out.dtype.element_ty), mask=gl.expand_dims(real, DIMS))
     if lse is not None:
         log_sum = gl.where(row_sum > 0, (row_max + gl.log2(divisor)) * LN2, float("-inf"))
-        at = tokens * wide(lse_strides[0]) + heads * lse_strides[1]
+        at = tokens * wide(lse_strides[0]) + heads * wide(lse_strides[1])
         gl.store(lse + at, log_sum, mask=real)

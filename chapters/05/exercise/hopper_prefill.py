@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 db4726a5880507f7fbd1ed3397f6ab97a77f43d9f4d352ed0fc22c44284b4a49
+# made from sha256 97771e77005ea7a7f68eabc6423e110f2c1e836a47221f66cbf75d9257472f2a
 
 """Prefill items on a Hopper GPU, and shared prefixes: many queries a tile.
 
@@ -18,7 +18,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
 from .hopper_parts import store_rows
-from .hopper_ring import fetch, new_ring, wide
+from .hopper_ring import fetch, new_ring
 from .hopper_walk import (
     GROUP_ROWS,
     await_queries,

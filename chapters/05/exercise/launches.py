@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 a1d9046d7e2b548c92b7eac62b9cdc660deb3a1e230a84cba5f94754f6db923a
+# made from sha256 b4e5714a25665f3eaa73847525739441bf538edc87d5c44f2b102bfe229e374c
 
 """The calls whose kernels must not spill: the configurations in which speed is measured.
 
@@ -13,12 +13,15 @@ numbers; ``compiled`` compiles what it would launch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from pagedattn.attention import AttentionSpec
 
+from . import hopper
 from .attention import paged_attention
 from .copy_blocks import copy_blocks
 from .merge import merge_attention_states
@@ -103,6 +106,12 @@ def _attend(
     )  # fmt: skip
 
 
+def _plain(num_seqs: int, num_tokens: int, **options: Any) -> None:
+    """The kernels of every machine."""
+    with patch.object(hopper, "is_hopper", lambda device: False):
+        _attend(num_seqs, num_tokens, **options)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "slot mapping": _slot_mapping,
     "write": _write,
@@ -113,14 +122,21 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "merge": _merge,
     "naive decode": _naive_decode,
     "decode": lambda: _attend(64, 64),
-    "decode, short tables": lambda: _attend(8, 8, width=32),
-    "decode, a short table": lambda: _attend(1, 1, width=32),
     "decode, head_dim 64": lambda: _attend(64, 64, head_dim=64),
     "decode, fp8 cache": lambda: _attend(64, 64, FP8),
     "decode, shared prefixes": lambda: _attend(64, 64, share_block_size=BLOCK_SIZE),
     "decode, shared prefixes, fp8 cache": lambda: _attend(64, 64, FP8, share_block_size=BLOCK_SIZE),
     "decode, batch-invariant": lambda: _attend(64, 64, batch_invariant=True),
     "prefill": lambda: _attend(4, 16384),
+    "prefill, short tables": lambda: _attend(16, 16384, width=64),
     "prefill, head_dim 64": lambda: _attend(4, 16384, head_dim=64),
     "prefill, fp8 cache": lambda: _attend(4, 16384, FP8),
+    "decode, any machine": lambda: _plain(64, 64),
+    "decode, any machine, short tables": lambda: _plain(8, 8, width=32),
+    "decode, any machine, a short table": lambda: _plain(1, 1, width=32),
+    "decode, any machine, head_dim 64": lambda: _plain(64, 64, head_dim=64),
+    "decode, any machine, fp8 cache": lambda: _plain(64, 64, dtype=FP8),
+    "decode, any machine, shared prefixes": lambda: _plain(64, 64, share_block_size=BLOCK_SIZE),
+    "prefill, any machine": lambda: _plain(4, 16384),
+    "prefill, any machine, head_dim 64": lambda: _plain(4, 16384, head_dim=64),
 }

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 5d9e3304374a7f24fc5e4473ccf8634c838d1ead7ca7f2f658ece7aa86792887
+# made from sha256 23fcb96c2cdbcf4fce8264fb88c08e4b487813afd80e588d89d2ac9e2b5db315
 
 """What several programs have found for one query becomes its result.
 
@@ -141,9 +141,10 @@ def store_rows(
         acc *= shrink[:, None]
         row_max = new_max
     divisor = tl.where(row_sum > 0, row_sum, 1.0)  # a row that saw nothing gives 0
+    heads = heads.to(tl.int64)
     at = tokens[:, None] * out_strides[0] + heads[:, None] * out_strides[1]
     tl.store(
-        out + at + dims[None, :] * out_strides[2],
+        out + at + dims.to(tl.int64)[None, :] * out_strides[2],
         (acc / divisor[:, None]).to(out.dtype.element_ty),
         mask=real[:, None] & (dims < HEAD_DIM)[None, :],
     )

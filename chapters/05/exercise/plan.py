@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 d28d4603a8f164c9b627a99f3db62c9271a55028805b5c6138e9b15cb5161285
+# made from sha256 a11ee733bbeb70e7f3978fa747c0913d01ea6795c7dc5a2878cc69fc6ba64f68
 
 """The plan of a step: its work, cut into items of like size.
 
@@ -33,6 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .attention_checks import check_sizes
 from .buffers import AttentionPlan, num_multiprocessors
 from .checks import check_contiguous, check_device, check_dtype, check_shape
 from .hopper import share_programs
@@ -41,6 +42,7 @@ from .shares import cut_shares
 
 SPLIT_KEYS = 64  # splits are whole multiples of it
 PROGRAMS = 4  # for each multiprocessor: all decode rows are cut into about so many splits
+SPARED_BYTES = 2**26  # shared prefixes are used if they spare reading so much: 15 us of an H200
 LONE_SPLITS = 16  # batch-invariant: a row has at most so many splits, ...
 LONE_KEYS = 512  # ... and none of fewer keys but the last
 
@@ -69,11 +71,10 @@ def new_plan(
     prefixes, unless there is a window. With ``batch_invariant`` a row's result is the same to the
     bit whatever stands beside it in the batch: what is cut is cut by the row's own length.
 
-    Raises ValueError for heads that cannot share KV heads evenly, for a block size below 1, and if
+    Raises ValueError for sizes that cannot be, for heads that cannot share KV heads evenly, and if
     both are asked for: what a row shares depends on the others.
     """
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    check_sizes(max_rows, max_tokens, num_heads, num_kv_heads, head_dim, dtype, window)
     if share_block_size is not None and share_block_size < 1:
         raise ValueError(f"share_block_size is {share_block_size}; a block has at least 1 slot")
     if share_block_size is not None and batch_invariant:
@@ -87,9 +88,8 @@ def new_plan(
     # A row of k keys has at most k / length + 1 splits, and all keys / length is target_splits.
     most_splits = max_rows * LONE_SPLITS if batch_invariant else max_rows + target_splits
     programs = share_programs(torch.device(device), dtype, num_kv_heads, head_dim, decode_rows)
-    share_start = None
-    if programs and not batch_invariant:  # the last of n programs can make one split more
-        share_start = torch.zeros(programs + 1, dtype=torch.int32, device=device)
+    shared_out = programs > 0 and not batch_invariant
+    if shared_out:  # each program but the first can begin inside a row
         most_splits = max_rows + programs
     most_tiles = max_rows + max_tokens // (prefill_rows // group) if has_prefill else 0
 
@@ -102,7 +102,9 @@ def new_plan(
         shared = new_shared_prefixes(
             share_block_size, max_rows, min(max_tokens, max_rows * (decode_rows // group)),
             num_heads, head_dim, tile_tokens=prefill_rows // group,
-            num_programs=max(1, int(num_programs)), sums=sums, device=device,
+            num_programs=max(1, int(num_programs)),
+            least_spared=SPARED_BYTES // (2 * num_kv_heads * head_dim * dtype.itemsize),
+            sums=sums, device=device,
         )  # fmt: skip
     return AttentionPlan(
         max_tokens=max_tokens,
@@ -117,7 +119,7 @@ def new_plan(
         arrivals=buffer(max_rows, num_kv_heads),
         partial_out=buffer(most_splits, num_kv_heads, decode_rows, head_dim, dtype=sums),
         partial_lse=buffer(most_splits, num_kv_heads, decode_rows, dtype=sums),
-        share_start=share_start,
+        share_start=buffer(programs + 1 if shared_out else 0),
         batch_invariant=batch_invariant,
         shared=shared,
     )
@@ -154,14 +156,16 @@ def plan_attention(
     _plan_kernel[(plan.max_rows,)](
         seq_lens,
         query_start_loc,
-        plan.decode_items if plan.share_start is None else None,
+        None if plan.is_shared_out else plan.decode_items,
         plan.prefill_items,
         plan.arrivals,
         plan.num_items,
         None if plan.shared is None else plan.shared.own_begin,
         num_rows,
         plan.target_splits,
-        plan.window or 0,
+        plan.clamped_window or 0,
+        len(plan.decode_items),
+        len(plan.prefill_items),
         DECODE_QUERIES=plan.decode_queries,
         PREFILL_QUERIES=plan.prefill_queries,
         SPLIT_KEYS=SPLIT_KEYS,
@@ -170,7 +174,7 @@ def plan_attention(
         NUM_KV_HEADS=plan.arrivals.shape[1],
         BLOCK=min(1024, triton.next_power_of_2(plan.max_rows)),
     )
-    if plan.share_start is not None:
+    if plan.is_shared_out:
         cut_shares(plan, seq_lens, query_start_loc, plan.share_start)
 
 
@@ -223,6 +227,8 @@ def _plan_kernel(
     num_rows,
     target_splits,
     window,
+    most_splits,
+    most_tiles,
     DECODE_QUERIES: tl.constexpr,
     PREFILL_QUERIES: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
@@ -274,8 +280,9 @@ def _plan_kernel(
         all_splits += tl.sum(their_splits)
         all_tiles += tl.sum(their_tiles)
     if row == 0:
-        tl.store(num_items, all_splits)
-        tl.store(num_items + 1, all_tiles)
+        # More than there is room for: the lengths do not fit the plan. Nothing is written outside.
+        tl.store(num_items, tl.minimum(all_splits, most_splits))
+        tl.store(num_items + 1, tl.minimum(all_tiles, most_tiles))
 
     first_token = tl.load(query_start_loc + row, mask=row < num_rows, other=0)
     first_position = seq_len - queries
@@ -287,8 +294,10 @@ def _plan_kernel(
             keys_from = first + split * length
             keys_to = tl.minimum(keys_from + length, seq_len)
             _store_items(
-                decode_items + (first_split + split) * 8, split < num_splits, row, first_token,
-                queries, first_position, keys_from, keys_to, num_splits, first_split,
+                decode_items + (first_split + split) * 8,
+                (split < num_splits) & (first_split + split < most_splits),
+                row, first_token, queries, first_position, keys_from, keys_to, num_splits,
+                first_split,
             )  # fmt: skip
 
     for start in range(0, num_tiles, BLOCK):
@@ -300,8 +309,8 @@ def _plan_kernel(
         keys_from = tl.minimum(tl.maximum(_first_key(position, window), 0), keys_to)
         place = first_tile + num_tiles - 1 - tile  # the longest first
         _store_items(
-            prefill_items + place * 8, tile < num_tiles, row, first_token + query, num_queries,
-            position, keys_from, keys_to, 1, 0,
+            prefill_items + place * 8, (tile < num_tiles) & (place < most_tiles),
+            row, first_token + query, num_queries, position, keys_from, keys_to, 1, 0,
         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 16d0a5e493dd15d2b38964a39e8ed4ee33e5ebfeb13d608ace19930d919b2642
+# made from sha256 36ba4fbc78661138a4cdf06aa716102eba513976ebc9635e130660ae4856b786
 
 """Shared prefixes: the work of reading blocks that rows have in common once for all of them.
 
@@ -33,8 +33,11 @@ from .groups import LEVELS, find_groups
 class SharedPrefixes:
     """Buffers for the shared prefixes of a step, and the work that they make.
 
-    ``leaders``, ``ends``, ``num_tokens`` int32 [LEVELS, max_rows], and ``order`` int64 [max_rows]:
-    what ``find_groups`` finds.
+    ``leaders``, ``ends``, ``num_tokens``, ``spared`` int32 [LEVELS, max_rows], and ``order`` int64
+    [max_rows]: what ``find_groups`` finds. If all groups together spare fewer reads of a key than
+    ``least_spared``, none is used: what they spare would not pay for one more launch.
+
+    ``own_begin`` int32 [max_rows]: the first key that a row reads alone.
 
     ``items`` int32 [most items, 6]: the row whose table is read; the first key and the end of the
     keys; the first of the members and how many; the number of the part. ``num_items`` int32 [1].
@@ -49,21 +52,19 @@ class SharedPrefixes:
     block_size: int
     tile_tokens: int
     num_programs: int
+    least_spared: int
     leaders: Tensor
     ends: Tensor
     num_tokens: Tensor
+    spared: Tensor
     order: Tensor
+    own_begin: Tensor
     items: Tensor
     num_items: Tensor
     members: Tensor
     parts: Tensor
     partial_out: Tensor
     partial_lse: Tensor
-
-    @property
-    def own_begin(self) -> Tensor:
-        """The first key that a row reads alone, int32 [max_rows]."""
-        return self.ends[-1]
 
 
 def new_shared_prefixes(
@@ -75,6 +76,7 @@ def new_shared_prefixes(
     *,
     tile_tokens: int,
     num_programs: int,
+    least_spared: int,
     sums: torch.dtype,
     device: torch.device | str,
 ) -> SharedPrefixes:
@@ -94,9 +96,12 @@ def new_shared_prefixes(
         block_size=block_size,
         tile_tokens=tile_tokens,
         num_programs=num_programs,
+        least_spared=least_spared,
         leaders=buffer(LEVELS, max_rows),
         ends=buffer(LEVELS, max_rows),
         num_tokens=buffer(LEVELS, max_rows),
+        spared=buffer(LEVELS, max_rows),
+        own_begin=buffer(max_rows),
         order=torch.zeros(max_rows, dtype=torch.int64, device=device),
         items=buffer(num_programs + most_tiles, 6),
         num_items=buffer(1),
@@ -133,7 +138,7 @@ def find_shared_prefixes(
     if not max_rows:
         return
     find_groups(
-        shared.leaders, shared.ends, shared.num_tokens, shared.order,
+        shared.leaders, shared.ends, shared.num_tokens, shared.spared, shared.order,
         seq_lens, query_start_loc, block_table,
         block_size=shared.block_size, decode_queries=decode_queries, tile_tokens=shared.tile_tokens,
     )  # fmt: skip
@@ -143,7 +148,9 @@ def find_shared_prefixes(
         shared.leaders,
         shared.ends,
         shared.num_tokens,
+        shared.spared,
         shared.order,
+        shared.own_begin,
         shared.items,
         shared.num_items,
         shared.members,
@@ -151,6 +158,7 @@ def find_shared_prefixes(
         len(seq_lens),
         max_rows,
         shared.num_programs,
+        shared.least_spared,
         DECODE_QUERIES=triton.next_power_of_2(decode_queries),
         TILE_TOKENS=shared.tile_tokens,
         SHARED_KEYS=groups.SHARED_KEYS,
@@ -161,10 +169,18 @@ def find_shared_prefixes(
 
 @triton.jit
 def _segments(
-    leaders, ends, num_tokens, rows, max_rows, LEVELS: tl.constexpr, TILE_TOKENS: tl.constexpr
+    leaders,
+    ends,
+    num_tokens,
+    spared,
+    rows,
+    max_rows,
+    LEVELS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
 ):
-    """Of these rows at each level: where the segment begins and ends, and in how many tiles the
-    members' tokens are: 0 unless the row is their leader. Each [LEVELS, rows]."""
+    """Of these rows at each level: where the segment begins and ends, in how many tiles the
+    members' tokens are, and how many reads are spared: 0 unless the row is their leader. Each
+    [LEVELS, rows]."""
     level = tl.arange(0, LEVELS)[:, None]
     at = level * max_rows + rows[None, :]
     here = (rows < max_rows)[None, :] & (level >= 0)
@@ -172,7 +188,8 @@ def _segments(
     end = tl.load(ends + at, mask=here, other=0)
     leads = tl.load(leaders + at, mask=here, other=-1) == rows[None, :]
     tokens = tl.load(num_tokens + at, mask=here & leads, other=0)
-    return begin, end, tl.cdiv(tokens, TILE_TOKENS)
+    reads = tl.load(spared + at, mask=here & leads, other=0)
+    return begin, end, tl.cdiv(tokens, TILE_TOKENS), reads
 
 
 @triton.jit
@@ -182,7 +199,9 @@ def _cut_groups_kernel(
     leaders,
     ends,
     num_tokens,
+    spared,
     order,
+    own_begin,
     items,
     num_items,
     members,
@@ -190,6 +209,7 @@ def _cut_groups_kernel(
     num_rows,
     max_rows,
     num_programs,
+    least_spared,
     DECODE_QUERIES: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     SHARED_KEYS: tl.constexpr,
@@ -200,14 +220,18 @@ def _cut_groups_kernel(
     that it leads, its tokens as members, and where its parts lie."""
     row = tl.program_id(0)
     work = tl.zeros((), tl.int64)
+    all_spared = tl.zeros((), tl.int64)
     for start in range(0, max_rows, BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        begin, end, tiles = _segments(
-            leaders, ends, num_tokens, rows, max_rows, LEVELS, TILE_TOKENS
+        begin, end, tiles, reads = _segments(
+            leaders, ends, num_tokens, spared, rows, max_rows, LEVELS, TILE_TOKENS
         )
-        work += tl.sum(tl.sum((end - begin).to(tl.int64) * tiles, 1), 0)
-    if work == 0:  # as in most steps
+        length = (end - begin).to(tl.int64)
+        work += tl.sum(tl.sum(length * tiles, 1), 0)
+        all_spared += tl.sum(tl.sum(length * reads, 1), 0)
+    if (work == 0) | (all_spared < least_spared):  # as in most steps
         tl.store(parts + row * 2 + 1, 0)
+        tl.store(own_begin + row, 0)
         if row == 0:
             tl.store(num_items, 0)
         return
@@ -220,8 +244,8 @@ def _cut_groups_kernel(
     my_place = tl.load(order + row)
     for start in range(0, max_rows, BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        begin, end, tiles = _segments(
-            leaders, ends, num_tokens, rows, max_rows, LEVELS, TILE_TOKENS
+        begin, end, tiles, _ = _segments(
+            leaders, ends, num_tokens, spared, rows, max_rows, LEVELS, TILE_TOKENS
         )
         splits = tl.cdiv(end - begin, length)
         num_parts = tl.sum(splits, 0)
@@ -261,6 +285,7 @@ def _cut_groups_kernel(
         first_item += splits * tiles
         part += splits
         begin = end
+    tl.store(own_begin + row, begin)
     tl.store(parts + row * 2, first_part)
     tl.store(parts + row * 2 + 1, part)
 
