@@ -109,7 +109,13 @@ def test_every_row_is_checked_and_timed(measuring: Any) -> None:
     assert peers["copy 1024 blocks"]["torch index"]["error"] == 0
     for name in ("FlashInfer", "flash-attn", "vLLM Triton unified", "vLLM Triton decode"):
         assert "cannot import" in chunk[name]["absent"]
-    assert list(result["climb"]["decode mixed"]) == ["naive", "packed", "split", "pipelined"]
+    assert list(result["climb"]["decode mixed"]) == [
+        "naive",
+        "packed",
+        "split",
+        "pipelined",
+        "Hopper",
+    ]
     assert all(step["error"] < 1e-5 for step in result["climb"]["decode mixed"].values())
     assert "decode mixed: 10.0 us" in measuring.lines
 

@@ -141,7 +141,7 @@ def test_plans_for_something_else(stage, change, message):
     ("change", "message"),
     [
         ({"num_heads": 3}, "3 query heads are not a multiple of 2 KV heads"),
-        ({"num_kv_heads": 0}, "4 query heads are not a multiple of 0 KV heads"),
+        ({"num_kv_heads": 0}, "num_kv_heads is 0; it is a whole number of at least 1"),
     ],
 )
 def test_new_plans(stage, change, message):

@@ -108,8 +108,9 @@ def _tanh(x):
     t = (1.0 - e) / (1.0 + e)
     # Where 1 - e would lose digits, the first terms of the series.
     square = x * x
-    series = 1.0 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315)))
-    return tl.where(size < 0.125, x * series, tl.where(x < 0, -t, t))
+    rest = 62 / 2835 - square * (1382 / 155925)
+    series = 1.0 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315 - square * rest)))
+    return tl.where(size < 0.0625, x * series, tl.where(x < 0, -t, t))
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 c2ddf8438189582aa7e8be61c1b992581f1c899b5f82ff9b36db8524bca3dfc9
+# made from sha256 2cf9d18e342f9662b7029754ba6f60a81b71b8546d58d04808b6e3bf8e1f12b4
 
 """The attention kernel.
 
@@ -114,8 +114,9 @@ def _tanh(x):
     t = (1.0 - e) / (1.0 + e)
     # Where 1 - e would lose digits, the first terms of the series.
     square = x * x
-    series = 1.0 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315)))
-    return tl.where(size < 0.125, x * series, tl.where(x < 0, -t, t))
+    rest = 62 / 2835 - square * (1382 / 155925)
+    series = 1.0 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315 - square * rest)))
+    return tl.where(size < 0.0625, x * series, tl.where(x < 0, -t, t))
 
 
 @triton.jit
