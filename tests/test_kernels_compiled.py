@@ -45,7 +45,8 @@ def _check_the_text(kernels: list[dict[str, Any]]) -> None:
     rows = table.partition("\n\n")[0].splitlines()[1:]
     compiled = {
         f"| {kernel['call']} | {kernel['kernel'].strip('_').removesuffix('_kernel')} | "
-        f"{kernel['num_warps']} | {kernel['registers']} | 0 | {kernel['shared']:,} |"
+        f"{kernel['num_warps']} | {kernel['registers']} | {kernel['stack'] + kernel['local']} | "
+        f"{kernel['shared']:,} |"
         for kernel in kernels
     }
     assert rows and set(rows) <= compiled, "\n".join(sorted(compiled))
