@@ -93,7 +93,7 @@ def test_refused(change: dict[str, Any], words: str) -> None:
     ids=str,
 )
 def test_plans_that_cannot_be(change: dict[str, Any], words: str) -> None:
-    sizes = {
+    sizes: dict[str, Any] = {
         "max_rows": 2, "max_tokens": 8, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
         "dtype": torch.float32, "device": DEVICE,
     }  # fmt: skip
@@ -113,14 +113,14 @@ def test_a_step_larger_than_its_plan_writes_nothing_outside(queries: int) -> Non
     plan = kernels.new_plan(1, 1, HEADS, KV_HEADS, DIM, dtype=torch.float32, device=DEVICE)
     room = {name: len(getattr(plan, name)) for name in ("decode_items", "prefill_items")}
     after = {}
-    for name, rows in room.items():
-        whole = torch.full((rows + 64, 8), -7, dtype=torch.int32, device=DEVICE)
-        after[name] = whole[rows:]
-        object.__setattr__(plan, name, whole[:rows])
+    for name, count in room.items():
+        whole = torch.full((count + 64, 8), -7, dtype=torch.int32, device=DEVICE)
+        after[name] = whole[count:]
+        object.__setattr__(plan, name, whole[:count])
     object.__setattr__(plan, "target_splits", 1000)
     kernels.plan_attention(plan, int32(5000), int32(0, queries))
-    for name, rows in after.items():
-        assert (rows == -7).all(), f"behind {name}"
+    for name, behind in after.items():
+        assert (behind == -7).all(), f"behind {name}"
     assert plan.num_items.tolist() <= list(room.values())
 
 
