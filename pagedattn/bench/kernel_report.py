@@ -27,7 +27,7 @@ LABELS = {
         "64x8448 shared 8192": "64x8448, a prefix of 8192 shared",
         "MHA 64x2048": "MHA",
     },
-    "prefill": {"1x8192": "1x8192", "4x4096": "4x4096", "16x1024": "16x1024", "chunk": "chunk"},
+    "prefill": {"1x8192": "1x8192", "4x4096": "4x4096", "16x1024": "16x1024"},
     "mixed": {"step": "mixed step"},
 }
 
