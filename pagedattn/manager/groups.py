@@ -29,7 +29,7 @@ from .specs import (
 MOST_UNEVEN = 1.5
 
 
-class UnequalPages(ValueError, NotImplementedError):
+class UnequalPages(ValueError):
     """The pages of these layers cannot be brought to one size."""
 
 

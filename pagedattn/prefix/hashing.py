@@ -153,7 +153,7 @@ class BlockHasher:
         if salt is not None and index == 0:
             fields.append(_field(b"s", salt))
         if keys.prompt_embeds is not None:
-            fields.append(_field(b"e", _tensor_digest(keys.prompt_embeds[begin:end])))
+            fields.append(_field(b"e", tensor_digest(keys.prompt_embeds[begin:end])))
         return b"".join(fields)
 
 
@@ -207,7 +207,7 @@ def _value(value: str | int | bytes) -> bytes:
     return kind + len(payload).to_bytes(8, "little") + payload
 
 
-def _tensor_digest(tensor: Tensor) -> bytes:
+def tensor_digest(tensor: Tensor) -> bytes:
     """The digest of the dtype, the width and the bytes of a tensor [n, width]."""
     raw = (
         tensor.detach()

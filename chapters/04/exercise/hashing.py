@@ -2,7 +2,7 @@
 #   pytest chapters/04 --student                all its tests on this folder
 #   pytest chapters/04 --student --task 4.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 f1bd3ebd4c17c4e9fb39158178df6b21feb44a108f0944adeec25b024628f630
+# made from sha256 3b3cd07591c3dc5aedf09950720993e82bd054c44204468e67b8bfa38f5749fc
 
 """The names of blocks: a chain of hashes.
 
@@ -151,7 +151,7 @@ class BlockHasher:
         if salt is not None and index == 0:
             fields.append(_field(b"s", salt))
         if keys.prompt_embeds is not None:
-            fields.append(_field(b"e", _tensor_digest(keys.prompt_embeds[begin:end])))
+            fields.append(_field(b"e", tensor_digest(keys.prompt_embeds[begin:end])))
         return b"".join(fields)
 
 
@@ -205,7 +205,7 @@ def _value(value: str | int | bytes) -> bytes:
     return kind + len(payload).to_bytes(8, "little") + payload
 
 
-def _tensor_digest(tensor: Tensor) -> bytes:
+def tensor_digest(tensor: Tensor) -> bytes:
     """The digest of the dtype, the width and the bytes of a tensor [n, width]."""
     raw = (
         tensor.detach()
