@@ -28,8 +28,24 @@ def _trace(parser: ArgumentParser) -> Run:
     return run
 
 
+def _replay(parser: ArgumentParser) -> Run:
+    from pagedattn.replay import add_arguments, run
+
+    add_arguments(parser)
+    return run
+
+
 def _bench(parser: ArgumentParser) -> Run:
-    from pagedattn.bench import first_token, generate, kernels, pool, prefix, sharing, survey
+    from pagedattn.bench import (
+        first_token,
+        generate,
+        kernels,
+        manager,
+        pool,
+        prefix,
+        sharing,
+        survey,
+    )
 
     measurements = parser.add_subparsers(metavar="MEASUREMENT", required=True)
     for name, summary, module in (
@@ -39,6 +55,7 @@ def _bench(parser: ArgumentParser) -> Run:
         ("prefix", "prompt tokens that the cache holds already, on recorded prompts", prefix),
         ("first_token", "time to the first token, without and with a hit", first_token),
         ("pool", "the pool, the hasher and four free queues by the clock", pool),
+        ("manager", "the manager of many requests by the clock, beside vLLM's", manager),
         ("kernels", "the kernels on a GPU, beside the machine's limits and peers", kernels),
     ):
         measurement = measurements.add_parser(name, help=summary, description=summary)
@@ -90,6 +107,7 @@ COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], Run]]] = {
     "demo": ("watch the model answer through the paged cache", _demo),
     "generate": ("answer prompts, on any stage or on your own code", _generate),
     "trace": ("replay a recorded trace: how much reserved memory is used", _trace),
+    "replay": ("does a manager answer as the recorded one did?", _replay),
     "bench": ("measure: speed, memory", _bench),
     "exercises": ("write the students' files and refresh the code in the texts", _exercises),
     "figures": ("draw the figures again", _figures),

@@ -73,7 +73,8 @@ class _Evicting:
         return taken + _seconds(lambda: self.pool.free_blocks(reversed(blocks)))
 
 
-def _loop_a() -> Callable[[], None]:
+def loop_a() -> Callable[[], None]:
+    """``PASSES`` passes of loop A, as a function."""
     keys = OrderedDict.fromkeys(range(10_000))
 
     def loop() -> None:
@@ -105,11 +106,11 @@ def measure_pool(rounds: int) -> dict[str, float]:
     """The best seconds of each row of ``VLLM``, and of one pass of the loops "A" and "B"."""
     hasher = BlockHasher(16)
     tokens = [Random(0).randrange(50_000) for _ in range(NUM_TOKENS)]
-    evicting, loop_a = _Evicting(), _loop_a()
+    evicting, loop = _Evicting(), loop_a()
     off = _take_and_free(BlockPool(NUM_BLOCKS + 1))
     on = _take_and_free(_caching_pool())
     work: dict[str, Callable[[], float]] = {
-        "A": lambda: _seconds(loop_a) / PASSES,
+        "A": lambda: _seconds(loop) / PASSES,
         "B": lambda: _seconds(_loop_b) / PASSES,
         "take and free, caching off": lambda: _seconds(off),
         "take and free, caching on": lambda: _seconds(on),
