@@ -144,8 +144,8 @@ def test_an_arena_too_small(generate: Any, tiny_model: Any) -> None:
     assert "out of slots after 0 steps: B needs 17, 10 are free" in err
 
 
-def test_the_default_is_enough_on_both_stages(generate: Any, tiny_model: Any) -> None:
-    for stage in ("01", "02"):
+def test_the_default_is_enough_on_every_stage(generate: Any, tiny_model: Any) -> None:
+    for stage in ("01", "02", "03", "04", "06"):
         options = [*raw_prompts(tiny_model[1], 6, 8), "--max-new-tokens", "8", "--stage", stage]
         assert generate(*options)[0] == 0
 

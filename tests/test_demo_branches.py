@@ -106,6 +106,7 @@ def test_wrong_input_is_one_line_and_status_2(
     [
         "--stage 01",
         "--stage 02",
+        "--stage 06",
         "--bug frees_twice",
         "--impl chapters/01/exercise.py",
         "--impl chapters/02/exercise.py",
@@ -118,7 +119,7 @@ def test_a_cache_that_cannot_fork_is_refused_before_the_model_is_loaded(
     status, out, err = generate(*code.split(), *branches)
     assert (status, out) == (2, "")
     assert err.splitlines() == [
-        "pagedattn: error: branches share blocks, which caches can from chapter 03 on; "
+        "pagedattn: error: branches share blocks, which the caches of chapters 03 to 05 can; "
         f"not that of {code}"
     ]
 

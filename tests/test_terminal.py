@@ -3,15 +3,17 @@
 import io
 import re
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console, RenderableType
 
-from pagedattn import contiguous, paged, prefix, sharing
+from pagedattn import contiguous, manager, paged, prefix, sharing
+from pagedattn.attention import AttentionSpec
 from pagedattn.cache import Config, KVCache, Usage
 from pagedattn.viz import terminal
-from pagedattn.viz.state import capture
+from pagedattn.viz.state import capture, capture_pool
 
 CONFIG = Config(
     num_layers=2,
@@ -94,6 +96,21 @@ def test_the_block_tables_are_those_of_the_cache() -> None:
         pairs = [(int(i), int(block)) for i, block in re.findall(r"(\d+)→(\d+)", line)]
         assert pairs == list(enumerate(cache.block_ids(name)))
     assert not any("B" in line.split() for line in lines)
+
+
+def test_the_blocks_of_several_groups() -> None:
+    """A has 9 tokens. Layers with a window of 4 have given their first block back."""
+    specs = (AttentionSpec(), AttentionSpec(window=4))
+    config = replace(CONFIG, layer_specs=specs)
+    cache = manager.build_cache(config, enable_prefix_caching=False)
+    cache.add("A", range(9))
+    compute(cache, {"A": 9})
+    assert blocks(plain(terminal.draw_pool(cache))) == {
+        0: "////", 1: "AAAA", 2: "AAAA", 3: "A...", 4: "    ", 5: "AAAA", 6: "A...",
+        7: "    ", 8: "    ", 9: "    ",
+    }  # fmt: skip
+    tables = {(owner.name, table) for owner, table in capture_pool(cache).tables}
+    assert tables == {("A", (1, 2, 3)), ("A", (0, 5, 6))}
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

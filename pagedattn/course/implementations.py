@@ -144,7 +144,7 @@ def load_bugs(root: Path) -> dict[str, Bug]:
 def resolve_stage(
     stage: str | None = None, impl: str | Path | None = None, bug: str | None = None
 ) -> ModuleType:
-    """What `--stage NN`, `--impl PATH` or `--bug NAME` asks for; else the last that is fast here.
+    """What `--stage NN`, `--impl PATH` or `--bug NAME` asks for; else `default_chapter`.
 
     PATH is a file or the folder of a package. Raises ImplementationError (a ValueError) if two are
     given, for an unknown chapter or bug, and for what cannot be imported.

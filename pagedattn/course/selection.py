@@ -1,9 +1,10 @@
 """Which tests run, on which stages.
 
 A chapter is requested when its folder, or one above it, is an argument of pytest. Then its own
-tests run on its stage, and so do the tests marked `contract` of every chapter below it, whose
-folders are added to what pytest collects. A file or a test that is named by itself runs on its own
-chapter's stage only; a name with brackets, `test_x[paged]`, is one case as a report printed it.
+tests run on its stage. Where the stage is a cache (`chapters.is_cache`), so do the tests marked
+`contract` of every chapter below it, whose folders are added to what pytest collects. A file or a
+test that is named by itself runs on its own chapter's stage only; a name with brackets,
+`test_x[paged]`, is one case as a report printed it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedattn.course.chapters import chapter_folders, stage_name
+from pagedattn.course.chapters import chapter_folders, is_cache, stage_name
 from pagedattn.course.implementations import Bug, ImplementationError, load_bugs
 from pagedattn.course.names import NamedTest
 from pagedattn.course.tasks import Task, load_all_tasks
@@ -75,7 +76,12 @@ class Selection:
             chapter
             for chapter in self.folders
             if (chapter == own and is_own)
-            or (chapter > own and contract and (one_case or chapter in self.requested))
+            or (
+                chapter > own
+                and contract
+                and is_cache(chapter)
+                and (one_case or chapter in self.requested)
+            )
         ]
         bugs = [
             bug
@@ -108,11 +114,11 @@ def select(config: pytest.Config) -> Selection:
             files.append(path)
     if task := _find_task(config, requested):
         config.args[:] = list(dict.fromkeys(str(test.file) for test in task.tests))
-    elif requested:
+    elif caches := set(filter(is_cache, requested)):
         config.args += [
             str(folder)
             for chapter, folder in folders.items()
-            if chapter < max(requested) and chapter not in requested
+            if chapter < max(caches) and chapter not in requested
         ]
     library = not (config.option.student or config.option.impl or task)
     wanted = library and (requested or files or names)

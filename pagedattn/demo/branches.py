@@ -55,7 +55,7 @@ def check_branches(
         options = {name: getattr(args, name) for name in ("stage", "impl", "bug")}
         (given,) = (f"--{name} {value}" for name, value in options.items() if value is not None)
         raise ValueError(
-            f"branches share blocks, which caches can from chapter 03 on; not that of {given}"
+            f"branches share blocks, which the caches of chapters 03 to 05 can; not that of {given}"
         )
 
 

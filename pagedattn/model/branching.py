@@ -56,7 +56,9 @@ def forking(cache: KVCache) -> PagedKVCache:
     """The cache, as one that can fork. Raises ValueError for one that cannot."""
     if not can_fork(cache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
-        raise ValueError(f"branches share blocks, which caches can from chapter 03 on; not {kind}")
+        raise ValueError(
+            f"branches share blocks, which the caches of chapters 03 to 05 can; not {kind}"
+        )
     return cast(PagedKVCache, cache)
 
 

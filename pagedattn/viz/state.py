@@ -59,7 +59,9 @@ class BlockState:
 class PoolState:
     """A paged cache: every block, each sequence's block table, the free queue from its head.
 
-    ``has_digests`` says that its pool can find blocks again, whether or not there are any now.
+    Where layers lie in groups, a sequence has a table for each group, and the null block may stand
+    in it. ``has_digests`` says that its pool can find blocks again, whether or not there are any
+    now.
     """
 
     block_size: int
@@ -117,11 +119,15 @@ def _capture_pool(
     cache: Any, owners: dict[SeqId, OwnerState], seen: tuple[SeqId, ...]
 ) -> PoolState:
     block_size = cache.config.block_size
-    tables = tuple((owner, tuple(cache.block_ids(seq_id))) for seq_id, owner in owners.items())
+    tables = tuple(
+        (owner, table) for seq_id, owner in owners.items() for table in _tables(cache, seq_id)
+    )
     holders: dict[int, list[OwnerState]] = {}
     num_used: dict[int, int] = {}
     for owner, block_ids in tables:
         for i, block_id in enumerate(block_ids):
+            if block_id == 0:
+                continue
             holders.setdefault(block_id, []).append(owner)
             used = slots_used(owner, i, block_size)
             num_used[block_id] = max(used, num_used.get(block_id, 0))
@@ -144,6 +150,12 @@ def _capture_pool(
         seen,
         hasattr(cache.pool, "cached_blocks"),
     )
+
+
+def _tables(cache: Any, seq_id: SeqId) -> list[tuple[int, ...]]:
+    """The block tables of a sequence, one for each group; most caches have one for all layers."""
+    block_ids = cache.block_ids(seq_id)
+    return [tuple(ids) for ids in block_ids] if isinstance(block_ids, tuple) else [tuple(block_ids)]
 
 
 def _with_past(state: PoolState, before: PoolState) -> PoolState:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from pagedattn.course.chapters import STAGES
+
 pytest_plugins = ["pytester"]
 
 CONTRACT_ON_PAGES = {
@@ -17,6 +19,11 @@ OWN_OF_01 = {
     "test_shelf.py::test_arithmetic": "PASSED",
 }
 OWN_OF_02 = {"test_catalogue.py::test_find[catalogue]": "PASSED"}
+OWN_OF_06 = {"test_desk.py::test_own[desk]": "PASSED"}
+TEST_DESK = """
+def test_own(stage):
+    assert stage.Shelf is None
+"""
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,23 @@ def test_a_contract_broken_by_a_later_stage_is_seen(mini, words):
         "test_shelf.py::test_full[catalogue-2]": "FAILED",
     }
     assert result.ret == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["chapters/06"], OWN_OF_06),
+        (["chapters"], OWN_OF_01 | CONTRACT_ON_PAGES | OWN_OF_02 | OWN_OF_06),
+        (["chapters/02", "chapters/06"], CONTRACT_ON_PAGES | OWN_OF_02 | OWN_OF_06),
+        (["chapters/01/test_shelf.py::test_put[desk]"], {}),
+    ],
+)
+def test_contracts_end_with_the_last_cache(mini, words, arguments, expected):
+    """The stage of chapter 06 has promises of its own; those of chapter 01 would fail on it."""
+    STAGES["06"] = "desk"
+    mini.write("desk.py", "Shelf = None\n")
+    mini.write("chapters/06/test_desk.py", TEST_DESK)
+    assert words(mini.run(*arguments)) == expected
 
 
 def test_from_inside_a_chapter(mini, words, monkeypatch):
