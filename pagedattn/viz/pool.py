@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from pagedattn.cache import KVCache, Usage
 from pagedattn.viz import shapes, style
-from pagedattn.viz.state import ArenaState, OwnerState, PoolState, State, capture
+from pagedattn.viz.state import ArenaState, OwnerState, PoolState, State, capture, slots_used
 
 MAX_BLOCKS = 512
 MANY_BLOCKS = 64  # from here on blocks are small and only rows are numbered
@@ -167,16 +167,22 @@ def paint_arena(
 
 def _entries(state: State, width: float) -> list[list[tuple[float, OwnerState, str]]]:
     """The legend's rows of (x, owner, words): each sequence with its slots, oldest first."""
+    slots: dict[OwnerState, tuple[int, int]] = {}  # used, reserved
     if isinstance(state, PoolState):
-        owners = [(owner, len(ids) * state.block_size) for owner, ids in state.tables]
+        for owner, ids in state.tables:  # of all groups
+            used, reserved = slots.get(owner, (0, 0))
+            for i, block_id in enumerate(ids):
+                if block_id:
+                    used += slots_used(owner, i, state.block_size)
+                    reserved += state.block_size
+            slots[owner] = used, reserved
     else:
-        owners = sorted(
-            ((owner, size) for owner, _, size in state.slabs), key=lambda o: o[0].number
-        )
+        slabs = sorted(state.slabs, key=lambda slab: slab[0].number)
+        slots = {owner: (owner.num_tokens, size) for owner, _, size in slabs}
     rows: list[list[tuple[float, OwnerState, str]]] = []
     x = width
-    for owner, reserved in owners:
-        words = f"{owner.name}: {owner.num_tokens} of {reserved} slots used"
+    for owner, (used, reserved) in slots.items():
+        words = f"{owner.name}: {used} of {reserved} slots used"
         length = 0.4 + 0.063 * len(words)
         if x + length > width:
             rows.append([])
