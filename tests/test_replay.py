@@ -9,8 +9,7 @@ import pytest
 
 from pagedattn import manager
 from pagedattn.cli import main
-from pagedattn.recording import GROUP_TYPES, RecordingError, read_recording
-from pagedattn.replay import replay
+from pagedattn.replay import GROUP_TYPES, RecordingError, read_recording, replay
 
 _FOLDER = Path(__file__).parent / "data" / "recorded_answers"
 _FILES = sorted(path.name for path in _FOLDER.glob("*.json.gz"))

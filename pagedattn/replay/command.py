@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 from pagedattn.course.implementations import resolve_stage
-from pagedattn.player import Player
-from pagedattn.recording import Json, read_recording
+from pagedattn.replay.player import Player
+from pagedattn.replay.recording import Json, read_recording
 
 _CHAPTER = "06"
 _NOTHING = object()

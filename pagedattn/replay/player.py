@@ -12,7 +12,7 @@ import torch
 
 from pagedattn.course.tasks import unfinished_task
 from pagedattn.prefix import BlockHasher, ExtraKeys, Image
-from pagedattn.recording import Json
+from pagedattn.replay.recording import Json
 
 
 class Player:

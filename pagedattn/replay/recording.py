@@ -1,7 +1,7 @@
 """Recordings of a KV cache manager: a configuration, operations, and what was answered to each.
 
 A file is a JSON list of scripts, gzipped or not; a script is ``{"config", "ops", "expect"}``, and
-``expect[i]`` is the answer to ``ops[i]``. What the words mean stands in ``pagedattn.replay``.
+``expect[i]`` is the answer to ``ops[i]``. What the words mean stands in ``player``.
 """
 
 from __future__ import annotations
