@@ -89,7 +89,7 @@ def _(block_table: Tensor, query_start_loc: Tensor, positions: Tensor, block_siz
 
 def _names(cls: type[AttentionPlan | SharedPrefixes]) -> tuple[list[str], list[str]]:
     """The fields that are tensors, and those that are numbers."""
-    own = [field for field in fields(cls) if field.name != "shared"]
+    own = [field for field in fields(cls) if field.init and field.name != "shared"]
     tensors = [field.name for field in own if field.type == "Tensor"]
     return tensors, [field.name for field in own if field.name not in tensors]
 

@@ -277,7 +277,7 @@ def test_how_many_tokens_a_digest_covers(stage, sizes, rank_sizes, expected):
 def test_groups_that_cannot_be(stage):
     for options, message in (
         ({"hash_block_size": 8}, "covers 8 tokens"),
-        ({"hash_block_size": 0}, "hash_block_size is 0"),
+        ({"hash_block_size": 0}, "hash_block_size must be at least 1"),
         ({"use_eagle": True, "eagle_groups": [1]}, "eagle_groups"),
     ):
         with pytest.raises(ValueError, match=message):

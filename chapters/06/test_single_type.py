@@ -132,6 +132,21 @@ def test_the_cap_counts_only_when_it_is_asked_for(stage):
     assert manager.get_num_blocks_to_allocate("a", 64, (), 0, 64, apply_admission_cap=True) == 16
 
 
+def test_the_cap_comes_before_what_is_there_is_subtracted(stage):
+    """Window 6, at most 8 tokens a step, so 5 of 16 blocks. Behind a hit of 12 tokens three have
+    their places, so 2 are new, and two free hits leave the queue. Behind a hit of 24 six have."""
+    manager, pool = sliding(stage, 6, max_num_batched_tokens=8)
+    blocks = manager.allocate_new_blocks("a", 24, 24)
+    manager.cache_blocks(request(stage, "a", 24), 24)
+    manager.free("a")
+    for num_hits, need in ((3, 2 + 2), (6, 0 + 2)):
+        hits = [pool.null_block] * (num_hits - 2) + blocks[num_hits - 2 : num_hits]
+        for capped, expected in ((True, need), (False, 16 - num_hits + 2)):
+            assert expected == manager.get_num_blocks_to_allocate(
+                "b", 64, hits, 4 * num_hits, 64, apply_admission_cap=capped
+            )
+
+
 # Beginning a table.
 
 

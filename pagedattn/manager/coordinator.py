@@ -155,8 +155,9 @@ class HybridCoordinator(KVCacheCoordinator):
         Another kind may have nothing that ends where the candidate was shortened to, so it is asked
         again. With full attention and one other kind, one pass is enough.
 
-        A kind that drops a block for EAGLE looks one block past the candidate, so that the drop
-        ends there. It drops once: again when a kind has shortened the candidate without a drop.
+        A kind that drops a block for EAGLE looks one block past the candidate, but never past
+        ``max_length``, so that the drop ends there. It drops once, and is then asked without a
+        drop. When a kind has shortened the candidate without a drop, those asked again drop again.
         """
         length = max_length
         found: dict[Kind, Hits] = {}

@@ -109,7 +109,8 @@ def get_kv_cache_groups(
 def unify_page_sizes(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
     """The same layers, each with blocks of so many tokens that its page is as large as the largest.
 
-    Raises UnequalPages if a page does not divide the largest, or does not grow with its block.
+    Raises UnequalPages, which names the layer and both sizes in bytes, if a page does not divide
+    the largest, or does not grow with its block.
     """
     largest = max(spec.page_size_bytes for spec in specs.values())
     unified = {}

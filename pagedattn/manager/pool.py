@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from pagedattn import prefix
 from pagedattn.prefix import KVCacheBlock
-from pagedattn.whole_number import at_least_1
+from pagedattn.whole_number import at_least_1, whole_number
 
 from .events import (
     AllBlocksCleared,
@@ -239,7 +239,7 @@ class BlockPool(prefix.BlockPool):
 
         Raises ValueError for an id outside the pool; then nothing has changed.
         """
-        block_ids = list(dict.fromkeys(block_ids))
+        block_ids = list(dict.fromkeys(whole_number(i, "a block id") for i in block_ids))
         for block_id in block_ids:
             if not 0 <= block_id < len(self.blocks):
                 raise ValueError(f"block {block_id} is asked for; there are {len(self.blocks)}")

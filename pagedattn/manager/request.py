@@ -23,8 +23,8 @@ class Request:
     ``num_encoder_tokens`` is the length of the input of an encoder. With
     ``skip_reading_prefix_cache`` every token is computed, because something is wanted of each; what
     is computed is registered all the same. ``num_preemptions`` counts how often the request lost
-    its blocks. Raises ValueError for tokens that are no whole numbers, a salt or keys of another
-    type, or a negative number.
+    its blocks. Raises ValueError for an id that is no string, tokens that are no whole
+    numbers, a salt or keys of another type, or a negative number.
 
     >>> request = Request("r", [1, 2, 3, 4, 5], BlockHasher(2))
     >>> request.num_tokens, len(request.block_hashes)
@@ -56,6 +56,8 @@ class Request:
         skip_reading_prefix_cache: bool = False,
         num_preemptions: int = 0,
     ) -> None:
+        if not isinstance(request_id, str):
+            raise ValueError(f"request_id is {request_id!r}; a string is needed")
         check_identity(salt, extra_keys)
         for name, value in (
             ("num_encoder_tokens", num_encoder_tokens),

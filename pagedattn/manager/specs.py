@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 import torch
 
-from pagedattn.whole_number import at_least_1
+from pagedattn.whole_number import at_least_1, whole_number
 
 from .limits import Limits
 from .page import KVCacheSpec, ceil_div
@@ -247,7 +247,7 @@ class MambaSpec(KVCacheSpec):
             at_least_1(size, "a size of a state")
         if self.mamba_cache_mode not in ("none", "align", "all"):
             raise ValueError(f"mamba_cache_mode is {self.mamba_cache_mode!r}: none, align or all")
-        if self.num_speculative_blocks < 0:
+        if whole_number(self.num_speculative_blocks, "num_speculative_blocks") < 0:
             raise ValueError(f"num_speculative_blocks is {self.num_speculative_blocks}, below 0")
         super().__post_init__()
 

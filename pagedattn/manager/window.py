@@ -64,10 +64,10 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         """The rightmost run of blocks that covers a window, with null blocks before it.
 
         The next token sees ``sliding_window`` - 1 tokens before itself, so the run has as many
-        blocks as these can fill, and the EAGLE block. It ends where the hit may end: at a multiple
-        of the alignment, or one block behind with EAGLE. A run that reaches the first block may be
-        shorter. If it is, it is cut to the alignment both before and after the EAGLE block goes, as
-        vLLM does.
+        blocks as these can fill, at least one, and the EAGLE block. It ends where the hit may end:
+        at a multiple of the alignment, or one block behind with EAGLE. A run that reaches the first
+        block may be shorter. If it is, it is cut to the alignment both before and after the EAGLE
+        block goes, as vLLM does.
 
         Window 6 in blocks of 4: two blocks are enough. With blocks 0, 2, 3 and 5 in the cache the
         hit is [null, null, 2, 3].

@@ -2,7 +2,7 @@
 #   pytest chapters/06 --student                all its tests on this folder
 #   pytest chapters/06 --student --task 6.4     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 efe5ddc5acc4859c1457c4d22f620849488bcada3faf20106c707353eeb3b059
+# made from sha256 879d6bc7084058f043105dd29f5913e9a38388c5991149f04fab5379e532ed6c
 
 """How much of a prompt is in the cache, when several groups must agree.
 
@@ -161,12 +161,14 @@ class HybridCoordinator(KVCacheCoordinator):
         Another kind may have nothing that ends where the candidate was shortened to, so it is asked
         again. With full attention and one other kind, one pass is enough.
 
-        A kind that drops a block for EAGLE looks one block past the candidate, so that the drop
-        ends there. It drops once: again when a kind has shortened the candidate without a drop.
+        A kind that drops a block for EAGLE looks one block past the candidate, but never past
+        ``max_length``, so that the drop ends there. It drops once, and is then asked without a
+        drop. When a kind has shortened the candidate without a drop, those asked again drop again.
         """
         raise NotImplementedError(
             "task 6.4: repeat until a whole round shortens nothing; full attention is looked up "
-            "once and then only cut; at the end every list is cut to the hit"
+            "once and then only cut; at the end every list is cut to the hit; who drops a block "
+            "looks one further, but never past max_length"
         )
 
     def _kinds(self) -> list[Kind]:

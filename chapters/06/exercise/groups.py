@@ -2,7 +2,7 @@
 #   pytest chapters/06 --student                all its tests on this folder
 #   pytest chapters/06 --student --task 6.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 f0c9ee60fbceb544be153bdde021ba28cd1652d122d63b36d2ffdc3bb89632f3
+# made from sha256 76cf774e84360a85653f0476f870b33107909e96d869f8c0de50db739cd9aa62
 
 """From layers to groups. The layers of one *group* share one block table.
 
@@ -115,11 +115,13 @@ def get_kv_cache_groups(
 def unify_page_sizes(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
     """The same layers, each with blocks of so many tokens that its page is as large as the largest.
 
-    Raises UnequalPages if a page does not divide the largest, or does not grow with its block.
+    Raises UnequalPages, which names the layer and both sizes in bytes, if a page does not divide
+    the largest, or does not grow with its block.
     """
     raise NotImplementedError(
         "task 6.1: the largest page decides; the ratio of the pages is that of the block sizes; "
-        "what does not divide, or does not grow, is an UnequalPages"
+        "what does not divide, or does not grow, is an UnequalPages that names the layer, its "
+        "bytes and the largest"
     )
 
 

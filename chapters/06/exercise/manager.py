@@ -2,7 +2,7 @@
 #   pytest chapters/06 --student                all its tests on this folder
 #   pytest chapters/06 --student --task 6.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 433c7fbf8ba5c19944b9fa0200c8b03b34102b93b1c674465a0b7312f3c20a65
+# made from sha256 a51d0d3ec84efa5ff2015147ae1648db6cb8a46e0c3449ddbae67c56f8eea668
 
 """The manager: which blocks a request gets, keeps and gives back, in all groups at once.
 
@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Sequence
 from math import gcd
 
 from pagedattn.prefix import KVCacheBlock
+from pagedattn.whole_number import at_least_1, whole_number
 
 from .abort import abort
 from .blocks import KVCacheBlocks
@@ -35,9 +36,11 @@ from .limits import Limits
 from .pool import BlockPool
 from .request import Request
 from .residency import BlockMetricsCollector
-from .slot_checks import check_hits, check_numbers
+from .slot_checks import check_request, check_slots, check_tokens_to_register
 from .specs import CrossAttentionSpec, FullAttentionSpec, MambaSpec
 from .statistics import PrefixCacheStats
+
+_NO_OTHERS = 0, 0, 0, 0
 
 
 class KVCacheManager:
@@ -70,8 +73,8 @@ class KVCacheManager:
         specs = [group.kv_cache_spec for group in config.kv_cache_groups]
         if hash_block_size is None:
             hash_block_size = gcd(*(s.block_size * limits.context_parallel_size for s in specs))
-        elif hash_block_size < 1:
-            raise ValueError(f"hash_block_size is {hash_block_size}; at least 1 is needed")
+        else:
+            at_least_1(hash_block_size, "hash_block_size")
         self.hash_block_size = hash_block_size
         self.enable_caching = enable_caching
         self.max_model_len = limits.max_model_len
@@ -95,6 +98,8 @@ class KVCacheManager:
             collect_new_block_ids=collect_new_block_ids,
         )
         self._managers = self.coordinator.single_type_managers
+        # Whose tables tell how many slots a request has; those of cross-attention do not.
+        self._positional = next((m for m in self._managers if not m.is_cross_attention), None)
         # Of full and cross-attention no token is ever out of reach.
         self._managers_that_skip = [
             manager
@@ -116,7 +121,7 @@ class KVCacheManager:
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self._no_blocks, 0
         hits, num_hits = self.coordinator.find_longest_cache_hit(
-            request.block_hashes, request.num_tokens - 1
+            request.block_hashes, max(request.num_tokens - 1, 0)
         )
         if self.stats is not None:
             preempted = request.num_preemptions > 0
@@ -152,23 +157,31 @@ class KVCacheManager:
         fit``, for all tokens of the request. Then everything is as before, except that blocks which
         have left a window may be free: the request does not need them any more, refused or not.
 
-        Raises ValueError if there is nothing to give slots for, for a number below 0, and for hits
-        that cannot be taken: of another number of groups or tokens, evicted, or for a request that
-        has blocks; and, with caching on, for a request without digests. Then nothing has changed.
+        Raises ValueError if there is nothing to give slots for, for a number below 0, for external
+        tokens behind ``max_model_len``, for computed tokens that have no slots, and for hits that
+        cannot be taken: of another number of groups or tokens, of other tokens, evicted, or for a
+        request that has blocks; and, with caching on, for a request without digests. Then nothing
+        has changed.
         """
         hits: Sequence[Sequence[KVCacheBlock]] = ()
         if new_computed_blocks is not None and new_computed_blocks is not self._no_blocks:
             hits = new_computed_blocks.blocks
-        others = num_lookahead_tokens or num_external_computed_tokens or num_new_computed_tokens
-        if num_new_tokens < 1 or others or hits:
-            numbers = num_new_tokens, num_lookahead_tokens, num_external_computed_tokens
-            check_numbers(request, self._managers, *numbers)
-            check_hits(request, self._managers, hits, num_new_computed_tokens)
+        num_hits, num_external = num_new_computed_tokens, num_external_computed_tokens
+        others = num_hits, num_external, num_lookahead_tokens, num_encoder_tokens
+        if type(num_new_tokens) is not int or num_new_tokens < 1 or hits or others != _NO_OTHERS:
+            check_slots(request, self._managers, hits, self.max_model_len, num_new_tokens, *others)
         coordinator, request_id = self.coordinator, request.request_id
+        num_before = request.num_computed_tokens
+        if self._positional is not None:
+            table = self._positional.req_to_blocks.get(request_id, ())
+            num_held = len(table) * self._positional.block_size
+            if type(num_before) is not int or not 0 <= num_before <= num_held or not table:
+                hash_block_size = self.hash_block_size if self.enable_caching else None
+                check_request(request, num_held, hash_block_size)
         free_queue, max_model_len = self.pool.free_queue, self.max_model_len
 
         # Where each kind of tokens ends. To compare is quicker than min().
-        num_local = request.num_computed_tokens + num_new_computed_tokens
+        num_local = num_before + num_new_computed_tokens
         num_computed = num_local + num_external_computed_tokens
         if num_computed > max_model_len:
             num_computed = max_model_len
@@ -181,10 +194,6 @@ class KVCacheManager:
             num_to_cache = len(request.token_ids)
             if num_to_cache > num_main or num_to_cache > max_model_len:
                 num_to_cache = min(num_main, max_model_len)
-            if num_to_cache // self.hash_block_size > len(request.block_hashes):
-                raise ValueError(
-                    f"request {request_id} lacks digests of {self.hash_block_size} tokens"
-                )
 
         if full_sequence_must_fit:
             num_all = min(len(request.token_ids), max_model_len)
@@ -221,6 +230,7 @@ class KVCacheManager:
         loaded. Does nothing with caching off. Raises ValueError for tokens that have no slots or
         no digests."""
         if self.enable_caching:
+            check_tokens_to_register(request, self._managers, num_tokens)
             registered, request_id = self.pool.registered_in_step, request.request_id
             num_before = len(registered.get(request_id, ()))
             self.coordinator.cache_blocks(request, num_tokens)
@@ -228,6 +238,7 @@ class KVCacheManager:
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Free the blocks that no token behind ``num_computed_tokens`` attends to."""
+        whole_number(num_computed_tokens, "num_computed_tokens")
         self.coordinator.remove_skipped_blocks(request_id, num_computed_tokens)
 
     def free(self, request: Request) -> None:

@@ -2,7 +2,7 @@
 #   pytest chapters/06 --student                all its tests on this folder
 #   pytest chapters/06 --student --task 6.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 134dad4ee5b0110e082db6a0565d240336d4c0c7c50a579ebf122b038b497a6c
+# made from sha256 86a157926c327ad413324aa9ed5eb930d237c77eacfa4abed7d906c581e44a49
 
 """The pool of all groups: chapter 04's pool with a map in which each group has its own keys.
 
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from pagedattn import prefix
 from pagedattn.prefix import KVCacheBlock
-from pagedattn.whole_number import at_least_1
+from pagedattn.whole_number import at_least_1, whole_number
 
 from .events import (
     AllBlocksCleared,
@@ -245,7 +245,7 @@ class BlockPool(prefix.BlockPool):
 
         Raises ValueError for an id outside the pool; then nothing has changed.
         """
-        block_ids = list(dict.fromkeys(block_ids))
+        block_ids = list(dict.fromkeys(whole_number(i, "a block id") for i in block_ids))
         for block_id in block_ids:
             if not 0 <= block_id < len(self.blocks):
                 raise ValueError(f"block {block_id} is asked for; there are {len(self.blocks)}")

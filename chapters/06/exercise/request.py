@@ -2,7 +2,7 @@
 #   pytest chapters/06 --student                all its tests on this folder
 #   pytest chapters/06 --student --task 6.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 4f5620d4cc9ece60f65b07cba643cdb8a76a2f41ee5045d315d4197e28c0aea1
+# made from sha256 73cb55942db849b90ea72674374cbe39508603fc1b70465b7ec70b7e1428f5b4
 
 """A request, as far as the cache is concerned: its tokens, their digests, how far it has come.
 
@@ -29,8 +29,8 @@ class Request:
     ``num_encoder_tokens`` is the length of the input of an encoder. With
     ``skip_reading_prefix_cache`` every token is computed, because something is wanted of each; what
     is computed is registered all the same. ``num_preemptions`` counts how often the request lost
-    its blocks. Raises ValueError for tokens that are no whole numbers, a salt or keys of another
-    type, or a negative number.
+    its blocks. Raises ValueError for an id that is no string, tokens that are no whole
+    numbers, a salt or keys of another type, or a negative number.
 
     >>> request = Request("r", [1, 2, 3, 4, 5], BlockHasher(2))
     >>> request.num_tokens, len(request.block_hashes)
@@ -62,6 +62,8 @@ class Request:
         skip_reading_prefix_cache: bool = False,
         num_preemptions: int = 0,
     ) -> None:
+        if not isinstance(request_id, str):
+            raise ValueError(f"request_id is {request_id!r}; a string is needed")
         check_identity(salt, extra_keys)
         for name, value in (
             ("num_encoder_tokens", num_encoder_tokens),

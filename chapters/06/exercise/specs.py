@@ -2,7 +2,7 @@
 #   pytest chapters/06 --student                all its tests on this folder
 #   pytest chapters/06 --student --task 6.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 3129b42dc16a462e4cb5a7971ddd640a9068f22dd47f84cfb87e204bcd4eb32a
+# made from sha256 5385a2297823c81f5c6c5e3590c8edeb3e12189ab86a4bc13e4a98c7dca6b00f
 
 """The kinds of layers: what a page of each holds, and how many pages a sequence can need.
 
@@ -21,7 +21,7 @@ from typing import Literal, Self
 
 import torch
 
-from pagedattn.whole_number import at_least_1
+from pagedattn.whole_number import at_least_1, whole_number
 
 from .limits import Limits
 from .page import KVCacheSpec, ceil_div
@@ -253,7 +253,7 @@ class MambaSpec(KVCacheSpec):
             at_least_1(size, "a size of a state")
         if self.mamba_cache_mode not in ("none", "align", "all"):
             raise ValueError(f"mamba_cache_mode is {self.mamba_cache_mode!r}: none, align or all")
-        if self.num_speculative_blocks < 0:
+        if whole_number(self.num_speculative_blocks, "num_speculative_blocks") < 0:
             raise ValueError(f"num_speculative_blocks is {self.num_speculative_blocks}, below 0")
         super().__post_init__()
 

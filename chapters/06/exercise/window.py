@@ -2,7 +2,7 @@
 #   pytest chapters/06 --student                all its tests on this folder
 #   pytest chapters/06 --student --task 6.3     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 c5c2d1322e004feb709c1e77c268059735868618138743aac9c1ece2df3bb22c
+# made from sha256 a112d83e54ee9e2507287602de3811f5d2d994cc0a6c83b2dd8d16e64c2bd342
 
 """A sliding window: a token attends to itself and the ``sliding_window`` - 1 tokens before it.
 
@@ -70,10 +70,10 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         """The rightmost run of blocks that covers a window, with null blocks before it.
 
         The next token sees ``sliding_window`` - 1 tokens before itself, so the run has as many
-        blocks as these can fill, and the EAGLE block. It ends where the hit may end: at a multiple
-        of the alignment, or one block behind with EAGLE. A run that reaches the first block may be
-        shorter. If it is, it is cut to the alignment both before and after the EAGLE block goes, as
-        vLLM does.
+        blocks as these can fill, at least one, and the EAGLE block. It ends where the hit may end:
+        at a multiple of the alignment, or one block behind with EAGLE. A run that reaches the first
+        block may be shorter. If it is, it is cut to the alignment both before and after the EAGLE
+        block goes, as vLLM does.
 
         Window 6 in blocks of 4: two blocks are enough. With blocks 0, 2, 3 and 5 in the cache the
         hit is [null, null, 2, 3].
@@ -81,5 +81,5 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         raise NotImplementedError(
             "task 6.3: walk from the right and collect a run; a miss drops it; it begins only "
             "where a hit may end, and is long enough when it covers window - 1 tokens, or reaches "
-            "block 0"
+            "block 0; EAGLE wants one block more, and drops it"
         )
