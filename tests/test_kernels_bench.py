@@ -46,6 +46,11 @@ def stub_clock(calls: Sequence[Callable[[], object]]) -> float:
     return 10.0
 
 
+def stub_host_clock(calls: Sequence[Callable[[], object]]) -> float:
+    calls[-1]()
+    return 25.0
+
+
 @pytest.fixture
 def measuring(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules that need triton, with inputs that the interpreter is done with in seconds."""
@@ -65,7 +70,9 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.manual_seed(0)
     pool = kernel_inputs.Pool(2**19, "cpu", torch.float32)
     lines: list[str] = []
-    measurement = kernel_measure.Measurement(pool, stub_clock, lines.append, flex=True)
+    measurement = kernel_measure.Measurement(
+        pool, stub_clock, stub_host_clock, lines.append, flex=True
+    )
     return SimpleNamespace(
         pool=pool, lines=lines, it=measurement, ceilings=ceilings, inputs=kernel_inputs,
         trials=kernel_trials, measure=kernel_measure, peers=peers,
@@ -133,8 +140,48 @@ def test_an_unpipelined_step_is_launched_with_one_stage(
     )  # fmt: skip
     steps = trials.climb_trials(measuring.inputs.make_batches(measuring.pool, TINY[0]))
     for step in ("packed", "split", "pipelined"):
-        steps[step]().calls[0]()
-    assert launched == [(64, 2, 1), (64, 2, 1), (64, 2, 3)]
+        trial = steps[step]()
+        with trial.context():
+            trial.calls[0]()
+    assert launched == [(64, 2, 1, None), (64, 2, 1, None), (64, 2, 3, None)]
+
+
+def test_calls_of_some_rows_are_timed_on_the_cpu_as_well(
+    measuring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*TINY[3:4], TINY[1], PLAN]
+    monkeypatch.setattr(measuring.measure, "HOST", ("decode shared", "plan mixed step"))
+    result = measuring.measure.measure(measuring.it, rows, [], H200)
+    assert [row["us"] for row in result["rows"]] == [10.0] * 3
+    assert list(result["host"]) == ["decode shared", "plan mixed step"]
+    attention, plan = result["host"].values()
+    assert attention["us"] == attention["peers"]["SDPA flash"]["us"] == plan["us"] == 25.0
+    assert "FlexAttention" not in attention["peers"] and plan["peers"] == {}
+    assert "on the CPU, decode shared: 25.0 us" in measuring.lines
+
+    monkeypatch.setattr(measuring.trials, "plan_attention", lambda *_: None)
+    result = measuring.measure.measure(measuring.it, [PLAN], [], H200)
+    told = measuring.measure.failures(result)
+    assert [line.partition(":")[0] for line in told] == [
+        "plan mixed step", "plan mixed step, on the CPU",
+    ]  # fmt: skip
+
+
+def test_a_peer_is_chosen_before_the_clock_starts(measuring: Any) -> None:
+    seen = []
+
+    def clock(calls: Sequence[Callable[[], object]]) -> float:
+        seen.append(torch.backends.cuda.flash_sdp_enabled())
+        return 1.0
+
+    cudnn, flash = (
+        getattr(torch.nn.attention.SDPBackend, f"{name}_ATTENTION") for name in ("CUDNN", "FLASH")
+    )
+    measuring.it.clock = clock
+    measuring.it.trial_us(measuring.peers.sdpa_trial(measuring.pool, TINY[1], flash))
+    with pytest.raises(RuntimeError):  # the CPU has no such backend
+        measuring.it.trial_us(measuring.peers.sdpa_trial(measuring.pool, TINY[1], cudnn))
+    assert seen == [True] and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_one_program_has_all_keys_of_a_row_in_an_unsplit_plan(measuring: Any) -> None:
@@ -244,6 +291,7 @@ def test_the_command_writes_all_that_is_asked_for(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
     monkeypatch.setattr("pagedattn.bench.gpu_clock.GraphClock", lambda **_: stub_clock)
+    monkeypatch.setattr("pagedattn.bench.host_clock.HostClock", lambda: stub_host_clock)
     pool = measuring.inputs.Pool(2**17, "cpu", torch.float32)
     monkeypatch.setattr(measuring.inputs, "Pool", lambda _: pool)
     monkeypatch.setattr(kernels, "ATTENTION_ROWS", TINY[:1])
@@ -272,6 +320,7 @@ def test_a_failure_is_told_and_not_recorded(
     monkeypatch.setattr(evidence, "record", lambda *_: pytest.fail("recorded"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("pagedattn.bench.gpu_clock.GraphClock", lambda **_: stub_clock)
+    monkeypatch.setattr("pagedattn.bench.host_clock.HostClock", lambda: stub_host_clock)
     monkeypatch.setattr(measuring.inputs, "Pool", lambda _: measuring.pool)
     monkeypatch.setattr(measuring.measure, "measure_ceilings", lambda *_: H200)
     monkeypatch.setattr(measuring.trials, "plan_attention", lambda *_: None)

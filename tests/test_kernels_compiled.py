@@ -53,12 +53,12 @@ def _check_the_text(kernels: list[dict[str, Any]]) -> None:
 
 
 def _launched() -> set[str]:
-    """The kernels that the package launches, by its source: those written `name[grid](…)`."""
+    """The kernels that the package launches, by its source: those written `name[grid]`."""
     import pagedattn.kernels
 
     sources = Path(pagedattn.kernels.__path__[0]).glob("*.py")
     text = "\n".join(source.read_text() for source in sources)
-    return set(re.findall(r"^ +(?:\w+\.)?(\w+_kernel)\[", text, re.MULTILINE))
+    return set(re.findall(r"\b(\w+_kernel)\[", text))
 
 
 SPILLING = """

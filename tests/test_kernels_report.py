@@ -10,6 +10,7 @@ from pagedattn.bench.kernel_rows import (
     ATTENTION_ROWS,
     CLIMB,
     FLEX,
+    HOST,
     MIXED,
     QUICK,
     SMALL_ROWS,
@@ -76,7 +77,7 @@ def test_the_rows() -> None:
     assert 64 <= min(MIXED.seq_lens) < 100 and 12_000 < max(MIXED.seq_lens) < 16384
     below = sum(length < 1024 for length in MIXED.seq_lens)  # the middle of 64 and 16384, by log
     assert 48 <= below <= 80
-    assert {*CLIMB, *FLEX, *QUICK} <= set(ROWS)
+    assert {*CLIMB, *FLEX, *HOST, *QUICK} <= set(ROWS)
 
 
 def test_rows_are_chosen_by_a_word() -> None:
@@ -89,7 +90,7 @@ def test_rows_are_chosen_by_a_word() -> None:
 
 
 def synthetic() -> dict[str, Any]:
-    """Two rows that have a time, one that has none, and a climb."""
+    """Two rows that have a time, one that has none, a climb, and two calls on the CPU."""
     row = {"read": 4000, "written": 0, "flops": 16000, "floor_us": 10.0, "limit": "memory"}
     good = {"us": 20.0, "error": 0.001, "share": 0.5, "best_peer": "A", "ratio": 0.8}
     absent = {"absent": "cannot import B"}
@@ -106,6 +107,10 @@ def synthetic() -> dict[str, Any]:
             | {"failed": "ValueError: wrong", "peers": {"A": {"failed": "RuntimeError: no"}}},
         ],
         "climb": {"decode 1x512": {"naive": {"us": 70.0}, "packed": {"failed": "ValueError: no"}}},
+        "host": {
+            "decode 1x512": {"us": 40.0, "peers": {"A": {"us": 15.5}, "B": absent}},
+            "plan mixed": {"us": 33.0, "peers": {}},
+        },
     }
 
 
@@ -140,6 +145,7 @@ def test_the_tables(capsys: Any) -> None:
         "0.800",
     ] in lines
     assert ["decode", "1x512", "failed", "10.0", "memory"] in lines
+    assert ["ours", "40.0", "33.0"] in lines and ["A", "15.5"] in lines
     assert ["naive", "70.0"] in lines and ["packed", "failed"] in lines
     assert "reading: 4.67 TB/s" in shown and "matrix product, bf16: 760.00 TFLOP/s" in shown
     assert "B: cannot import B (decode 64x8192, prefill 1x8192)" in shown

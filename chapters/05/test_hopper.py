@@ -3,6 +3,8 @@
 All other tests of attention run on them as well, where they can.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -63,6 +65,11 @@ def test_windows_and_sinks(stage, make_batch, window, sinks):
         [2000, 130, 700, 300], [1, 3, 500, 300], block_size=16, num_heads=4, num_kv_heads=2,
         head_dim=64, dtype=torch.float16,
     )  # fmt: skip
+    for blocks, seq_len, new in zip(
+        batch.block_table, batch.seq_lens.tolist(), batch.query_lens, strict=True
+    ):
+        gone = blocks[: max(0, seq_len - new + 1 - window) // 16].long()
+        batch.k_cache[gone] = batch.v_cache[gone] = math.nan
     batch.check(stage, AttentionSpec(window=window, sinks=sinks))
 
 
@@ -97,18 +104,26 @@ def test_fp8_with_a_scale_for_each_head(stage, make_batch, head_dim, dtype, size
     assert error < 4e-3, f"off by {float(error):.1e} of what is right; 16 bits allow 4e-3"
 
 
+LONG = [32768 + 1000 * row for row in range(8)]
+SHORT = [(1, 128, 129, 256, 257, 300, 384)[row % 7] + row % 5 for row in range(333)]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=str)
-def test_the_same_bits_with_full_rings(stage, make_batch, dtype):
-    """A ring turns a thousand times. A tile overwritten before it was read would show."""
-    lengths = [32768 + 1000 * row for row in range(8)]
+@pytest.mark.parametrize("lengths", [LONG, SHORT], ids=["long", "short"])
+def test_the_same_bits_with_full_rings(stage, make_batch, lengths, dtype):
+    """A ring turns a thousand times. A tile overwritten before it was read would show, and with
+    rows of one to four tiles one that was taken for another."""
+    num_rows = len(lengths)
     batch = make_batch(
-        lengths, [1] * 8, block_size=16, num_heads=32, num_kv_heads=8, head_dim=128,
+        lengths, [1] * num_rows, block_size=16, num_heads=32, num_kv_heads=8, head_dim=128,
         dtype=torch.bfloat16,
     )  # fmt: skip
     for name, contents in (("k_cache", batch.keys), ("v_cache", batch.values)):
         setattr(batch, name, getattr(batch, name).to(dtype))
         contents[:] = [row.to(dtype).double() for row in contents]
-    plan = stage.new_plan(8, 8, 32, 8, 128, dtype=torch.bfloat16, has_prefill=False, device=DEVICE)
+    plan = stage.new_plan(
+        num_rows, num_rows, 32, 8, 128, dtype=torch.bfloat16, has_prefill=False, device=DEVICE
+    )
     stage.plan_attention(plan, batch.seq_lens, batch.query_start_loc)
     expected, _ = batch.dense()
     out, _ = batch.run(stage, plan=plan)

@@ -1,5 +1,7 @@
 """The plan of a step: every query meets every key that it sees once, and nothing is too long."""
 
+import copy
+import pickle
 from collections import Counter
 
 import pytest
@@ -236,3 +238,19 @@ def test_a_captured_graph_stays_right(stage, make_batch):
         torch.testing.assert_close(out[:3].double(), expected, rtol=0, atol=4e-6)
         torch.testing.assert_close(lse[:3].double(), expected_lse, rtol=0, atol=1e-5)
         assert (out[3:] == 7).all()
+
+
+def test_a_copy_of_a_plan_works_on_buffers_of_its_own(stage):
+    """Also where the first one was used before: what it decided is about its own buffers."""
+    plan = plan_of(stage, [5, 40], [1, 1], group=2)
+    pool = torch.randn(2, 5, 16, 1, 8, device=DEVICE)
+    batch = (
+        torch.randn(2, 2, 8, device=DEVICE), *pool, int32([[1, 0, 0], [2, 3, 4]]), int32([5, 40]),
+        starts([1, 1]),
+    )  # fmt: skip
+    expected = stage.paged_attention(*batch, plan=plan)
+    for other in (copy.copy(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        assert torch.equal(stage.paged_attention(*batch, plan=other), expected)
+    plan.num_items.zero_()
+    plan.decode_items.zero_()
+    assert torch.equal(stage.paged_attention(*batch, plan=other), expected)

@@ -1,5 +1,6 @@
 """Even shares: all keys of all decode rows, cut into as many equal parts as there are programs."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -23,7 +24,7 @@ def shares_of(stage, seq_lens, num_programs, query_lens=None, *, window=None, ma
         rows, max(1, sum(query_lens)), 2, 1, 8, dtype=torch.float32, window=window, device=DEVICE
     )
     room = rows + num_programs
-    plan = plan.__class__(**vars(plan) | {"decode_items": int32([[-7] * 8] * room)})
+    plan = replace(plan, decode_items=int32([[-7] * 8] * room))
     plan.arrivals.fill_(3)
     share_start = int32([-7] * (num_programs + 1))
     starts = int32([sum(query_lens[:row]) for row in range(len(query_lens) + 1)])
@@ -72,9 +73,11 @@ def test_a_row_without_keys_has_an_item(stage):
 
 
 def test_a_window_cuts_off_whole_tiles(stage):
-    """Position 999 sees 700 to 999: the first tile with such a key begins at 640."""
-    items, _ = shares_of(stage, [1000], 1, window=300)
-    assert [item[4:6] for item in items] == [[640, 1000]]
+    """Position 999 sees 700 to 999: the first tile with such a key begins at 640, so there are 3.
+    Its keys before 700 are not read, for their blocks may have been given away."""
+    items, share_start = shares_of(stage, [1000], 3, window=300)
+    assert [item[4:6] for item in items] == [[700, 768], [768, 896], [896, 1000]]
+    assert share_start == [0, 1, 2, 3]
 
 
 lengths = st.lists(st.integers(0, 2000), min_size=1, max_size=12)

@@ -135,6 +135,73 @@ def test_a_step_without_tokens(stage):
     assert found.shape == (0,)
 
 
+def deal(num_tokens, world_size, interleave):
+    """Deal out positions as one deals cards: for each rank, its positions in order."""
+    hands = [[] for _ in range(world_size)]
+    for position in range(num_tokens):
+        hands[position // interleave % world_size].append(position)
+    return hands
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [
+        (0, [20, 21, -1, -1, 22, 23, -1, -1, 8, 9, -1, -1]),
+        (1, [-1, -1, 20, 21, -1, -1, 22, 23, -1, -1, 8, 9]),
+    ],
+)
+def test_two_ranks_by_hand(stage, rank, expected):
+    """Row 5 2, block size 4, two tokens a turn: the first 8 tokens fill block 5 of both ranks."""
+    positions, ranks = int64(list(range(12))), {"cp_world_size": 2, "cp_interleave": 2}
+    found = stage.compute_slot_mapping(
+        int32([[5, 2]]), int32([0, 12]), positions, 4, cp_rank=rank, **ranks
+    )
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("world_size", "interleave", "block_size"),
+    [(2, 1, 1), (2, 16, 16), (3, 2, 6), (4, 1, 16), (4, 8, 16), (8, 4, 4)],
+)
+def test_ranks_store_each_token_once(stage, world_size, interleave, block_size):
+    """Over several programs: a token lies where its rank's n-th token lies, and nowhere else."""
+    counts, width, num_padding = [0, 300, 1, 255, 40], 3, 3
+    table, query_start_loc, _ = random_batch(counts, block_size=block_size, width=width)
+    num_tokens, limit = sum(counts), width * block_size * world_size
+    random = torch.Generator().manual_seed(1)
+    positions = torch.randint(limit, (num_tokens + num_padding,), generator=random).tolist()
+    times_stored = [0] * len(positions)
+    for rank, hand in enumerate(deal(limit, world_size, interleave)):
+        place = {position: n for n, position in enumerate(hand)}
+        expected = [
+            row[place[position] // block_size] * block_size + place[position] % block_size
+            if position in place
+            else -1
+            for row, (begin, end) in zip(table, pairwise(query_start_loc), strict=True)
+            for position in positions[begin:end]
+        ]
+        found = stage.compute_slot_mapping(
+            int32(table), int32(query_start_loc), int64(positions), block_size,
+            cp_world_size=world_size, cp_rank=rank, cp_interleave=interleave,
+        ).tolist()  # fmt: skip
+        assert found == expected + [-1] * num_padding, f"rank {rank} of {world_size}"
+        times_stored = [n + (slot >= 0) for n, slot in zip(times_stored, found, strict=True)]
+    assert times_stored == [1] * num_tokens + [0] * num_padding
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_slot_on_any_rank(stage, rank):
+    """In front of a table, behind it, and behind the batch, up to the end of the buffer."""
+    whole = int32([[9, 9, 9], [9, 5, 9]])
+    positions = int64([-1, -2, -4, -5, 8, 11, 2**40, 0])
+    out = torch.full((10,), 77, dtype=torch.int64, device=DEVICE)
+    stage.compute_slot_mapping(
+        whole[1:, 1:2], int32([0, 7]), positions, 4,
+        out=out, cp_world_size=2, cp_rank=rank, cp_interleave=2,
+    )  # fmt: skip
+    assert out.tolist() == [-1] * 10, "one column of 4 holds positions 0 to 7 on two ranks"
+
+
 REFUSED = [
     ({"block_size": 0}, "block_size must be at least 1, got 0"),
     ({"block_size": 4.0}, "block_size is 4.0; it must be a whole number"),
@@ -148,6 +215,13 @@ REFUSED = [
     ({"positions": torch.zeros(2, dtype=torch.int64, device="meta")}, "positions is on meta"),
     ({"out": int64([0])}, "out has 1 places for 2 tokens"),
     ({"out": int32([0, 0])}, "out is torch.int32"),
+    ({"cp_world_size": 0}, "cp_world_size must be at least 1, got 0"),
+    ({"cp_rank": 1}, "cp_rank is 1; 1 ranks"),
+    ({"cp_world_size": 2, "cp_rank": 2}, "cp_rank is 2; 2 ranks"),
+    ({"cp_world_size": 2, "cp_rank": -1}, "cp_rank is -1; 2 ranks"),
+    ({"cp_world_size": 2, "cp_interleave": 0}, "cp_interleave must be at least 1, got 0"),
+    ({"cp_world_size": 2, "cp_interleave": 3}, "cp_interleave 3 does not divide block_size 4"),
+    ({"cp_world_size": 2, "cp_interleave": 8}, "cp_interleave 8 does not divide block_size 4"),
 ]
 
 

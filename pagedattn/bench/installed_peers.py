@@ -101,6 +101,7 @@ def flashinfer_trials(batches: list[Batch]) -> list[Trial]:
             wrapper, out = planned(batch), torch.full_like(batch.q, float("nan"))
 
             def call() -> Tensor:
+                """Attends as planned."""
                 wrapper.run(batch.q, (batch.k_cache, batch.v_cache), out=out)
                 return out
 
@@ -129,6 +130,7 @@ def flash_attn_trials(batches: list[Batch]) -> list[Trial]:
             q = q[:, None]
 
         def call() -> Tensor:
+            """Attends; it allocates its output."""
             out = flash_attn.flash_attn_with_kvcache(
                 q, batch.k_cache, batch.v_cache, cache_seqlens=batch.seq_lens, **options
             )
@@ -163,6 +165,7 @@ def vllm_unified_trials(batches: list[Batch]) -> list[Trial]:
         out = torch.full_like(batch.q, float("nan"))
 
         def call() -> Tensor:
+            """Attends, in one launch or in splits and a merge."""
             unified_attention(
                 q=batch.q, k=batch.k_cache, v=batch.v_cache, out=out,
                 cu_seqlens_q=batch.query_start_loc, max_seqlen_q=max(row.query_lens),
@@ -198,6 +201,7 @@ def vllm_decode_trials(batches: list[Batch]) -> list[Trial]:
             partial = torch.empty(*sizes, splits, row.head_dim + 1, device=device)
 
             def call() -> Tensor:
+                """Attends in so many splits, and merges them."""
                 decode(
                     q=batch.q, k_buffer=batch.k_cache, v_buffer=batch.v_cache, o=out,
                     req_to_token=batch.block_table, b_seq_len=batch.seq_lens, attn_logits=partial,

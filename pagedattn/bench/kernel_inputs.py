@@ -4,6 +4,7 @@ over it; and a dense reference for a few of their tokens."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -21,11 +22,12 @@ MOST_SETS = 64
 
 @dataclass(frozen=True)
 class Trial:
-    """Calls that do the same, each on inputs of its own, and how far the first one's result is off
-    from what it should be."""
+    """Calls that do the same, each on inputs of its own; how far the first one's result is off from
+    what it should be; and a context that they run in."""
 
     calls: Sequence[Callable[[], Any]]
     error: Callable[[Any], float]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 class Pool:

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend
 from pagedattn.bench.ceilings import measure_ceilings
 from pagedattn.bench.installed_peers import INSTALLED
 from pagedattn.bench.kernel_inputs import Pool, Trial, make_batches
-from pagedattn.bench.kernel_rows import AttentionRow, Ceilings, SmallRow
+from pagedattn.bench.kernel_rows import HOST, AttentionRow, Ceilings, SmallRow
 from pagedattn.bench.kernel_trials import attention_trial, climb_trials, made_plan, small_trials
 from pagedattn.bench.peers import Absent, flex_trial, sdpa_trial
 
@@ -27,9 +27,13 @@ Row = AttentionRow | SmallRow
 class Measurement:
     """Times what it is given, after a check, and says on the way how far it is."""
 
-    def __init__(self, pool: Pool, clock: Clock, say: Callable[[str], object], *, flex: bool):
+    def __init__(
+        self, pool: Pool, clock: Clock, host_clock: Clock, say: Callable[[str], object], *,
+        flex: bool,
+    ):  # fmt: skip
         self.pool = pool
         self.clock = clock
+        self.host_clock = host_clock
         self.say = say
         self.flex = flex
         self.dense: dict[object, dict[str, Any]] = {}  # of peers that do not see the blocks
@@ -42,10 +46,12 @@ class Measurement:
         """The best of some ways to do the same."""
         times = []
         for trial in trials:
-            error = trial.error(trial.calls[0]())
-            if not error <= MOST_ERROR:
-                raise ValueError(f"the result is wrong: its relative error is {error:.2g}")
-            times.append({"us": round(self.clock(trial.calls), 3), "error": float(f"{error:.2g}")})
+            with trial.context():
+                error = trial.error(trial.calls[0]())
+                if not error <= MOST_ERROR:
+                    raise ValueError(f"the result is wrong: its relative error is {error:.2g}")
+                us = round(self.clock(trial.calls), 3)
+            times.append({"us": us, "error": float(f"{error:.2g}")})
         return min(times, key=lambda time: time["us"])
 
     def outcome(self, name: str, make: Make) -> dict[str, Any]:
@@ -62,6 +68,18 @@ class Measurement:
                 found = {"failed": f"{type(error).__name__}: {'; '.join(words)[:400]}"}
         self.say(f"{name}: {found.get('failed') or str(found['us']) + ' us'}")
         return found
+
+    def row(self, row: Row) -> dict[str, Any]:
+        """Ours and every peer."""
+        return self.attention(row) if isinstance(row, AttentionRow) else self.small(row)
+
+    def host(self, row: Row) -> dict[str, Any]:
+        """The same by the clock of the CPU: what a call takes where no graph launches it."""
+
+        def say(line: str) -> None:
+            self.say(f"on the CPU, {line}")
+
+        return Measurement(self.pool, self.host_clock, self.host_clock, say, flex=False).row(row)
 
     def attention(self, row: AttentionRow) -> dict[str, Any]:
         """Ours and every peer at one row."""
@@ -117,21 +135,16 @@ def measure(
     climbs: Sequence[AttentionRow],
     ceilings: Ceilings | None = None,
 ) -> dict[str, Any]:
-    """The ceilings, unless they are given, then every row, then the climb."""
+    """The ceilings, unless they are given, then every row, then the climb; and what calls of some
+    rows take on the CPU."""
     if ceilings is None:
         ceilings = measure_ceilings(measurement.pool, measurement.trial_us)
         measurement.say(str(ceilings))
-    found = []
-    for row in rows:
-        if isinstance(row, AttentionRow):
-            times = measurement.attention(row)
-        else:
-            times = measurement.small(row)
-        found.append({"name": row.name} | judged(row, times, ceilings))
     return {
         "ceilings": ceilings._asdict(),
-        "rows": found,
+        "rows": [{"name": r.name} | judged(r, measurement.row(r), ceilings) for r in rows],
         "climb": {row.name: measurement.climb(row) for row in climbs},
+        "host": {row.name: measurement.host(row) for row in rows if row.name in HOST},
     }
 
 
@@ -154,4 +167,5 @@ def failures(result: Mapping[str, Any]) -> list[str]:
     ours = {row["name"]: row for row in result["rows"]}
     for name, climb in result["climb"].items():
         ours |= {f"climb {name}, {step}": found for step, found in climb.items()}
+    ours |= {f"{name}, on the CPU": found for name, found in result["host"].items()}
     return [f"{name}: {found['failed']}" for name, found in ours.items() if "failed" in found]

@@ -33,7 +33,7 @@ LABELS = {
 
 
 def report(result: dict[str, Any], console: Console) -> None:
-    """Ceilings, rows, the climb, and why peers are missing."""
+    """Ceilings, rows, the climb, time on the CPU, and why peers are missing."""
     ceilings = result["ceilings"]
     for key, name in RATES.items():
         unit = "TFLOP/s" if key == "matmul" else "TB/s"
@@ -43,6 +43,8 @@ def report(result: dict[str, Any], console: Console) -> None:
         console.print(rows_table(result))
     if result["climb"]:
         console.print(climb_table(result))
+    if result["host"]:
+        console.print(host_table(result))
     for reason in absences(result):
         console.print(reason, highlight=False, markup=False)
 
@@ -86,6 +88,21 @@ def climb_table(result: dict[str, Any]) -> Table:
     for step in next(iter(climbs.values())):
         found = [climb[step] for climb in climbs.values()]
         table.add_row(step, *(f"{f['us']:.1f}" if "us" in f else "failed" for f in found))
+    return table
+
+
+def host_table(result: dict[str, Any]) -> Table:
+    """One row for ours and each peer, one column a call."""
+    host = result["host"]
+    table = Table(box=SIMPLE, padding=0, title="a call on the CPU, without a graph, µs")
+    table.add_column("")
+    for name in host:
+        table.add_column(name, justify="right")
+    columns = [{"ours": found} | found["peers"] for found in host.values()]
+    for who in dict.fromkeys(who for column in columns for who in column):
+        times = [column.get(who, {}).get("us") for column in columns]
+        if any(times):
+            table.add_row(who, *("" if us is None else f"{us:.1f}" for us in times))
     return table
 
 

@@ -176,4 +176,5 @@ SMALL_ROWS = (
 
 CLIMB = ("decode 64x2048", "decode 1x8192", "decode mixed")
 FLEX = ("decode 64x8192", "prefill 1x8192", "prefill 16x1024", "prefill chunk")
+HOST = ("decode 1x512", "plan mixed", "plan 64x2048 searched")  # whose calls the CPU's clock times
 QUICK = ("decode 64x2048", "decode mixed", "prefill 1x8192", "write 8192 tokens")

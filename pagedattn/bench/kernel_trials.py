@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -123,17 +122,9 @@ def _inside(
     make_plan: Callable[[Batch], AttentionPlan],
 ) -> Trial:
     """Attention whose plans are made, and whose calls are run, inside a context."""
-
-    def wrapped(call: Callable[[], Any]) -> Callable[[], Any]:
-        def inside() -> Any:
-            with context():
-                return call()
-
-        return inside
-
     with context():
         trial = attention_trial(batches, make_plan)
-    return replace(trial, calls=[wrapped(call) for call in trial.calls])
+    return replace(trial, context=context)
 
 
 Small = tuple[Trial, dict[str, Callable[[], Trial]]]

@@ -36,6 +36,7 @@ SOURCES = (
     "kernel_trials",
     "kernel_measure",
     "gpu_clock",
+    "host_clock",
     "ceilings",
     "peers",
     "installed_peers",
@@ -80,13 +81,14 @@ def run(args: Namespace) -> int:
 
     # Triton is not on every machine that has the other benchmarks.
     from pagedattn.bench.gpu_clock import GraphClock
+    from pagedattn.bench.host_clock import HostClock
     from pagedattn.bench.installed_peers import installed_versions
     from pagedattn.bench.kernel_inputs import Pool
     from pagedattn.bench.kernel_measure import Measurement, failures, measure
 
     torch.manual_seed(0)
     clock = GraphClock(repeats=5) if args.quick else GraphClock()
-    measurement = Measurement(Pool(POOL), clock, _say, flex=not args.quick)
+    measurement = Measurement(Pool(POOL), clock, HostClock(), _say, flex=not args.quick)
     result = measure(measurement, rows, climbs)
     result["peer_versions"] = installed_versions() | {
         "torch": torch.__version__,

@@ -4,7 +4,8 @@ backend, and FlexAttention. They have no block table: K and V of each sequence l
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -86,11 +87,8 @@ def sdpa_trial(pool: Pool, row: AttentionRow, backend: SDPBackend) -> Trial:
             raise Absent("has no causal mask that ends at the last key")
         options["attn_mask"] = causal_lower_right(shape.num_queries, shape.num_keys)
 
-    def attend(qkv: QKV) -> Tensor:
-        with sdpa_kernel(backend):
-            return scaled_dot_product_attention(*qkv, **options)
-
-    return dense_trial(pool, row, attend)
+    trial = dense_trial(pool, row, lambda qkv: scaled_dot_product_attention(*qkv, **options))
+    return replace(trial, context=partial(sdpa_kernel, backend))
 
 
 @cache

@@ -32,13 +32,13 @@ def attend_shared_kernel(
     k_scale_stride,
     v_scale_stride,
     q_strides,
-    k_strides,
-    v_strides,
     table_stride,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -54,15 +54,17 @@ def attend_shared_kernel(
             _attend_members(
                 item, q, k_cache, v_cache, partial_out, partial_lse, block_table, members,
                 alibi_slopes, k_scale, v_scale, k_scale_stride, v_scale_stride,
-                q_strides, k_strides, v_strides, table_stride,
-                GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, SCALE, SOFT_CAP, FEW, KEYS,
+                q_strides, table_stride,
+                GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, K_STRIDES, V_STRIDES, SCALE,
+                SOFT_CAP, FEW, KEYS,
             )  # fmt: skip
         else:
             _attend_members(
                 item, q, k_cache, v_cache, partial_out, partial_lse, block_table, members,
                 alibi_slopes, k_scale, v_scale, k_scale_stride, v_scale_stride,
-                q_strides, k_strides, v_strides, table_stride,
-                GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, SCALE, SOFT_CAP, ROWS, KEYS,
+                q_strides, table_stride,
+                GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, K_STRIDES, V_STRIDES, SCALE,
+                SOFT_CAP, ROWS, KEYS,
             )  # fmt: skip
 
 
@@ -82,13 +84,13 @@ def _attend_members(
     k_scale_stride,
     v_scale_stride,
     q_strides,
-    k_strides,
-    v_strides,
     table_stride,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -126,13 +128,13 @@ def _attend_members(
     row_max = tl.full((ROWS,), float("-inf"), SUM)
     row_sum = tl.zeros((ROWS,), SUM)
     acc = tl.zeros((ROWS, PADDED_DIM), SUM)
-    k_head = k_cache + kv_head.to(tl.int64) * k_strides[2]
-    v_head = v_cache + kv_head.to(tl.int64) * v_strides[2]
+    k_head = k_cache + kv_head.to(tl.int64) * K_STRIDES[2]
+    v_head = v_cache + kv_head.to(tl.int64) * V_STRIDES[2]
     table = block_table + row.to(tl.int64) * table_stride
     acc, row_sum, row_max = attend._walk(
         acc, row_sum, row_max, q_tile, k_head, v_head, table, begin, end, positions, slopes,
-        k_strides, v_strides, scale, None, False, alibi_slopes is not None, SOFT_CAP,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, KEYS,
+        scale, None, False, alibi_slopes is not None, SOFT_CAP,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, K_STRIDES, V_STRIDES, KEYS,
     )  # fmt: skip
 
     if v_scale is not None:

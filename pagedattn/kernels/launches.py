@@ -116,6 +116,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "merge": _merge,
     "naive decode": _naive_decode,
     "decode": lambda: _attend(64, 64),
+    "decode, short tables": lambda: _attend(8, 8, width=32),
     "decode, head_dim 64": lambda: _attend(64, 64, head_dim=64),
     "decode, fp8 cache": lambda: _attend(64, 64, FP8),
     "decode, shared prefixes": lambda: _attend(64, 64, share_block_size=BLOCK_SIZE),
@@ -132,5 +133,6 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "decode, any machine, fp8 cache": lambda: _plain(64, 64, dtype=FP8),
     "decode, any machine, shared prefixes": lambda: _plain(64, 64, share_block_size=BLOCK_SIZE),
     "prefill, any machine": lambda: _plain(4, 16384),
+    "prefill chunk, any machine": lambda: _plain(1, 512),
     "prefill, any machine, head_dim 64": lambda: _plain(4, 16384, head_dim=64),
 }

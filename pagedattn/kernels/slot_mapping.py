@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagedattn.whole_number import at_least_1
+from pagedattn.whole_number import at_least_1, whole_number
 
 from .checks import INTEGERS, check_contiguous, check_device, check_dtype, check_shape
 
@@ -21,6 +21,9 @@ def compute_slot_mapping(
     block_size: int,
     *,
     out: Tensor | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_interleave: int = 1,
 ) -> Tensor:
     """The slot of every token of a batch, and -1 for padding. One launch, no synchronisation.
 
@@ -31,12 +34,18 @@ def compute_slot_mapping(
     end of the buffer. So does a position for which its row has no column, a negative one too: no
     block is there.
 
-    Raises ValueError for a wrong type, shape, device or block size.
+    In context parallelism ``cp_world_size`` ranks share the tokens of every sequence, dealt out in
+    turn, ``cp_interleave`` at a time. A token of another rank than ``cp_rank`` gets slot -1; of the
+    others, the n-th lies where the n-th of a sequence would lie if there were one rank.
+
+    Raises ValueError for a wrong type, shape, device or block size, a rank outside its world, and
+    an interleave that does not divide the block size.
 
     Source: ``vllm/v1/worker/block_table.py``, ``BlockTable.compute_slot_mapping``.
     """
     block_size = at_least_1(block_size, "block_size")
     _check(block_table, query_start_loc, positions, out)
+    _check_ranks(cp_world_size, cp_rank, cp_interleave, block_size)
     num_seqs, width = block_table.shape
     if out is None:
         out = torch.empty_like(positions, dtype=torch.int64)
@@ -53,6 +62,9 @@ def compute_slot_mapping(
             len(out),
             num_seqs.bit_length(),
             BLOCK_SIZE=block_size,
+            WORLD_SIZE=cp_world_size,
+            RANK=cp_rank,
+            INTERLEAVE=cp_interleave,
             TOKENS=TOKENS,
             num_warps=4,
         )
@@ -82,6 +94,27 @@ def _check(
             raise ValueError(f"out has {len(out)} places for {len(positions)} tokens")
 
 
+def _check_ranks(world_size: int, rank: int, interleave: int, block_size: int) -> None:
+    if not 0 <= whole_number(rank, "cp_rank") < at_least_1(world_size, "cp_world_size"):
+        raise ValueError(f"cp_rank is {rank}; {world_size} ranks are numbered from 0")
+    if block_size % at_least_1(interleave, "cp_interleave"):
+        raise ValueError(f"cp_interleave {interleave} does not divide block_size {block_size}")
+
+
+@triton.jit
+def _local_position(
+    position, WORLD_SIZE: tl.constexpr, RANK: tl.constexpr, INTERLEAVE: tl.constexpr
+):
+    """How many of its sequence's tokens this rank keeps before a token; below 0 for a token of
+    another rank, and for a position below 0."""
+    if WORLD_SIZE > 1:
+        turn = position // INTERLEAVE
+        mine = (position >= 0) & (turn % WORLD_SIZE == RANK)
+        position = turn // WORLD_SIZE * INTERLEAVE + position % INTERLEAVE
+        position = tl.where(mine, position, -1)
+    return position
+
+
 # One compilation for all sizes of a batch.
 @triton.jit(do_not_specialize=["num_seqs", "num_tokens", "num_slots", "num_steps"])
 def _slot_mapping_kernel(
@@ -96,10 +129,14 @@ def _slot_mapping_kernel(
     num_slots,
     num_steps,
     BLOCK_SIZE: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    RANK: tl.constexpr,
+    INTERLEAVE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     """A program has some tokens of the batch, of whatever sequences. Which ones, each token finds
-    by bisection: its row is the last one that begins at or before it."""
+    by bisection: its row is the last one that begins at or before it. What decides about its slot
+    is its ``_local_position``."""
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.zeros((TOKENS,), tl.int32)  # its first token stands at or before ours,
     end = row + num_seqs  # and that of this one behind it
@@ -112,6 +149,7 @@ def _slot_mapping_kernel(
         end = tl.where(is_at_or_before, end, middle)
 
     position = tl.load(positions + tokens, mask=real, other=0).to(tl.int64)
+    position = _local_position(position, WORLD_SIZE, RANK, INTERLEAVE)
     column = position // BLOCK_SIZE
     real = real & (position >= 0) & (column < width)
     at = row.to(tl.int64) * table_strides[0] + column * table_strides[1]

@@ -13,7 +13,7 @@ from .checks import FLOATS, check_contiguous, check_device, check_dtype, check_s
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = tl.constexpr(448.0)
-BYTES = 8192  # of K, and as many of V, that one program moves, or one token if it is larger
+BYTES = 4096  # of K, and as many of V, that one program moves, or one token if it is larger
 
 
 def write_kv(
