@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 2cf9d18e342f9662b7029754ba6f60a81b71b8546d58d04808b6e3bf8e1f12b4
+# made from sha256 9705da72b74073b42aa9f064be02ddcdeb15e2c0da1efe75399e45aa6a809f4d
 
 """The attention kernel.
 
@@ -37,8 +37,6 @@ def _walk(
     end,
     positions,
     slopes,
-    k_strides,
-    v_strides,
     scale,
     window,
     MASKED: tl.constexpr,
@@ -47,27 +45,33 @@ def _walk(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """Attend to the keys at positions begin .. end - 1. Unmasked, all of them are seen by every
     row, and they are a whole number of tiles."""
-    dims = tl.arange(0, PADDED_DIM)
     lanes = tl.arange(0, KEYS)
+    dims = tl.arange(0, PADDED_DIM).to(tl.int64)
+    k_dims = (k_head + dims * K_STRIDES[3])[None, :]  # the same for all tiles
+    v_dims = (v_head + dims * V_STRIDES[3])[None, :]
+    # A score is multiplied where it becomes an exponent: that and the subtraction there are one
+    # instruction. A cap and a slope must find it multiplied.
+    SCALED: tl.constexpr = SOFT_CAP is not None or ALIBI
     for start in range(begin, end, KEYS):
         keys = start + lanes
         # A key past the end lies in no block of the sequence: it must not be read, for its V may be
         # NaN, and 0 times NaN is NaN.
         live = keys < end
+        places = keys.to(tl.uint32)  # without a sign to care for, they are divided by a shift
         if MASKED:
-            blocks = tl.load(table + keys // BLOCK_SIZE, mask=live, other=0)
+            blocks = tl.load(table + places // BLOCK_SIZE, mask=live, other=0)
         else:
-            blocks = tl.load(table + keys // BLOCK_SIZE)
+            blocks = tl.load(table + places // BLOCK_SIZE)
         blocks = blocks.to(tl.int64)  # times a stride, all of these may exceed 32 bits
-        slots = (keys % BLOCK_SIZE).to(tl.int64)
-        k_at = k_head + blocks * k_strides[0] + slots * k_strides[1]
-        v_at = v_head + blocks * v_strides[0] + slots * v_strides[1]
-        k_at = k_at[:, None] + dims.to(tl.int64)[None, :] * k_strides[3]
-        v_at = v_at[:, None] + dims.to(tl.int64)[None, :] * v_strides[3]
+        slots = (places % BLOCK_SIZE).to(tl.int64)
+        k_at = k_dims + (slots * K_STRIDES[1])[:, None] + (blocks * K_STRIDES[0])[:, None]
+        v_at = v_dims + (slots * V_STRIDES[1])[:, None] + (blocks * V_STRIDES[0])[:, None]
         if HEAD_DIM < PADDED_DIM:
             here = live[:, None] & (dims < HEAD_DIM)[None, :]
             k = tl.load(k_at, mask=here, other=0.0)
@@ -81,7 +85,10 @@ def _walk(
 
         # For 16-bit numbers "ieee" says nothing; for float32 it forbids the shorter tf32.
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee", out_dtype=acc.dtype)
-        scores = scores * scale
+        factor = scale
+        if SCALED:
+            scores = scores * scale
+            factor = 1.0
         if SOFT_CAP is not None:
             scores = SOFT_CAP * _tanh(scores / SOFT_CAP)
         if ALIBI:
@@ -92,10 +99,10 @@ def _walk(
                 seen = seen & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
 
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * factor)
         # A row that has seen no key yet: its maximum is minus infinity, minus which is no number.
         base = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores * factor - base[:, None])
         shrink = tl.exp2(row_max - base)
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
@@ -142,8 +149,6 @@ def attend_kernel(
     k_scale_stride,
     v_scale_stride,
     q_strides,
-    k_strides,
-    v_strides,
     out_strides,
     lse_strides,
     table_stride,
@@ -153,13 +158,16 @@ def attend_kernel(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """One item, one KV head. ``KIND`` 0 are decode items, 1 prefill items. What ``attend_shared``
-    has found for a row's prefixes is merged with what its splits find."""
+    has found for a row's prefixes is merged with what its splits find. A cache keeps its
+    strides, so they are compiled in: then they take no registers."""
     kv_head = tl.program_id(0)
     number = tl.program_id(1)
     # All of these are asked for at once, before it is known whether there is such an item.
@@ -201,9 +209,11 @@ def attend_kernel(
     row_max = tl.full((ROWS,), float("-inf"), SUM)
     row_sum = tl.zeros((ROWS,), SUM)
     acc = tl.zeros((ROWS, PADDED_DIM), SUM)
-    k_head = k_cache + kv_head.to(tl.int64) * k_strides[2]
-    v_head = v_cache + kv_head.to(tl.int64) * v_strides[2]
+    k_head = k_cache + kv_head.to(tl.int64) * K_STRIDES[2]
+    v_head = v_cache + kv_head.to(tl.int64) * V_STRIDES[2]
     table = block_table + row.to(tl.int64) * table_stride
+    # A shorter tile hides less of what it reads, and leaves registers for fp8 to be unpacked into.
+    MASKED_KEYS: tl.constexpr = min(KEYS, 64 if k_cache.dtype == q.dtype else 32)
     # Tiles that every row sees whole need no mask: those up to the first query's position, unless
     # a window cuts them off.
     full_end = begin
@@ -212,13 +222,13 @@ def attend_kernel(
         full_end = begin + tl.maximum(all_see - begin, 0) // KEYS * KEYS
     acc, row_sum, row_max = _walk(
         acc, row_sum, row_max, q_tile, k_head, v_head, table, begin, full_end, positions, slopes,
-        k_strides, v_strides, scale, window, False, alibi_slopes is not None, SOFT_CAP,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, KEYS,
+        scale, window, False, alibi_slopes is not None, SOFT_CAP,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, K_STRIDES, V_STRIDES, KEYS,
     )  # fmt: skip
     acc, row_sum, row_max = _walk(
         acc, row_sum, row_max, q_tile, k_head, v_head, table, full_end, end, positions, slopes,
-        k_strides, v_strides, scale, window, True, alibi_slopes is not None, SOFT_CAP,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, min(KEYS, 64),
+        scale, window, True, alibi_slopes is not None, SOFT_CAP,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, K_STRIDES, V_STRIDES, MASKED_KEYS,
     )  # fmt: skip
 
     if v_scale is not None:
@@ -243,6 +253,11 @@ def attend_kernel(
                     GROUP, HEAD_DIM, PADDED_DIM, ROWS,
                 )  # fmt: skip
     else:
+        # The walk needs all registers: what only this needs is read again rather than kept in some.
+        first_token = tl.load(item + 1, volatile=True)
+        num_queries = tl.load(item + 2, volatile=True)
+        tokens = (first_token + rows // GROUP).to(tl.int64)
+        real = rows < num_queries * GROUP
         store_rows(
             acc, row_sum, row_max, out, lse, sinks, out_strides, lse_strides, tokens, heads, real,
             HEAD_DIM, PADDED_DIM,

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 2794d3d7c3fc085ad2ac2c7b5552197d6b076659d1d8daff56ab977cea385a8d
+# made from sha256 a73b452de4dd6d2fde4270d63c8f61ce3557953627569053ae2057b965c3c6f7
 
 """The attention kernel for shared prefixes.
 
@@ -38,13 +38,13 @@ def attend_shared_kernel(
     k_scale_stride,
     v_scale_stride,
     q_strides,
-    k_strides,
-    v_strides,
     table_stride,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -60,15 +60,17 @@ def attend_shared_kernel(
             _attend_members(
                 item, q, k_cache, v_cache, partial_out, partial_lse, block_table, members,
                 alibi_slopes, k_scale, v_scale, k_scale_stride, v_scale_stride,
-                q_strides, k_strides, v_strides, table_stride,
-                GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, SCALE, SOFT_CAP, FEW, KEYS,
+                q_strides, table_stride,
+                GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, K_STRIDES, V_STRIDES, SCALE,
+                SOFT_CAP, FEW, KEYS,
             )  # fmt: skip
         else:
             _attend_members(
                 item, q, k_cache, v_cache, partial_out, partial_lse, block_table, members,
                 alibi_slopes, k_scale, v_scale, k_scale_stride, v_scale_stride,
-                q_strides, k_strides, v_strides, table_stride,
-                GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, SCALE, SOFT_CAP, ROWS, KEYS,
+                q_strides, table_stride,
+                GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, K_STRIDES, V_STRIDES, SCALE,
+                SOFT_CAP, ROWS, KEYS,
             )  # fmt: skip
 
 
@@ -88,13 +90,13 @@ def _attend_members(
     k_scale_stride,
     v_scale_stride,
     q_strides,
-    k_strides,
-    v_strides,
     table_stride,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -132,13 +134,13 @@ def _attend_members(
     row_max = tl.full((ROWS,), float("-inf"), SUM)
     row_sum = tl.zeros((ROWS,), SUM)
     acc = tl.zeros((ROWS, PADDED_DIM), SUM)
-    k_head = k_cache + kv_head.to(tl.int64) * k_strides[2]
-    v_head = v_cache + kv_head.to(tl.int64) * v_strides[2]
+    k_head = k_cache + kv_head.to(tl.int64) * K_STRIDES[2]
+    v_head = v_cache + kv_head.to(tl.int64) * V_STRIDES[2]
     table = block_table + row.to(tl.int64) * table_stride
     acc, row_sum, row_max = attend._walk(
         acc, row_sum, row_max, q_tile, k_head, v_head, table, begin, end, positions, slopes,
-        k_strides, v_strides, scale, None, False, alibi_slopes is not None, SOFT_CAP,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, KEYS,
+        scale, None, False, alibi_slopes is not None, SOFT_CAP,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, K_STRIDES, V_STRIDES, KEYS,
     )  # fmt: skip
 
     if v_scale is not None:

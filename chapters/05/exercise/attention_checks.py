@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 29f605ae6f5159a3a382853964ff60ed16b3acfe0ea3de661600deedf76caa2a
+# made from sha256 a907fcbc6a96d200dfc46c420918e2cf1af987e2f2988365d29f9b571b0c2159
 
 """What ``paged_attention`` asks of its arguments, before anything is launched."""
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pagedattn.attention import AttentionSpec
 
-from .buffers import AttentionPlan
+from .buffers import AttentionPlan, Layer
 from .checks import check_contiguous, check_device, check_dtype, check_shape
 from .write_kv import FP8
 
@@ -50,37 +50,28 @@ def check_sizes(
 
 
 def check_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    spec: AttentionSpec,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    out: Tensor | None,
-    lse: Tensor | None,
+    layer: Layer, seq_lens: Tensor, query_start_loc: Tensor, spec: AttentionSpec
 ) -> None:
+    """That the arguments of ``paged_attention`` are of the shapes and types it names, fit each
+    other and lie on one device. Raises ValueError for the first that does not."""
+    q, k_cache, v_cache, block_table, out, lse, k_scale, v_scale = layer
     check_shape("q", q, ("num_tokens", "num_heads", "head_dim"))
     num_tokens, num_heads, head_dim = q.shape
     check_shape("k_cache", k_cache, ("num_blocks", "block_size", "num_kv_heads", head_dim))
     check_shape("v_cache", v_cache, tuple(k_cache.shape))
     check_shape("seq_lens", seq_lens, ("num_seqs",))
-    check_shape("block_table", block_table, (len(seq_lens), "width"))
-    check_shape("query_start_loc", query_start_loc, (len(seq_lens) + 1,))
+    num_seqs = seq_lens.shape[0]
+    check_shape("block_table", block_table, (num_seqs, "width"))
+    check_shape("query_start_loc", query_start_loc, (num_seqs + 1,))
     check_dtype("q", q, *DTYPES)
     check_dtype("k_cache", k_cache, q.dtype, FP8)
     check_dtype("v_cache", v_cache, k_cache.dtype)
-    for name, tensor in (("block_table", block_table), ("seq_lens", seq_lens)):
-        check_dtype(name, tensor, torch.int32)
+    check_dtype("block_table", block_table, torch.int32)
+    check_dtype("seq_lens", seq_lens, torch.int32)
     check_dtype("query_start_loc", query_start_loc, torch.int32)
     if q.dtype == torch.float64 and k_cache.dtype == FP8:
         raise ValueError(f"queries of {q.dtype} and a cache of {FP8}: float32 is the most")
-    check_device(
-        q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens,
-        query_start_loc=query_start_loc, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
-    )  # fmt: skip
+    check_device(**layer._asdict(), seq_lens=seq_lens, query_start_loc=query_start_loc)
     num_kv_heads = k_cache.shape[2]
     if not k_cache.shape[1]:
         raise ValueError("the cache's block_size is 0; a block has at least 1 slot")
@@ -104,9 +95,8 @@ def check_attention(
         if scale.numel() != 1:
             check_shape(name, scale, (num_kv_heads,))
         check_contiguous(**{name: scale})
-    if out is not None:
-        check_shape("out", out, tuple(q.shape))
-        check_dtype("out", out, q.dtype)
+    check_shape("out", out, tuple(q.shape))
+    check_dtype("out", out, q.dtype)
     if lse is not None:
         check_shape("lse", lse, (num_tokens, num_heads))
         check_dtype("lse", lse, torch.float32)
@@ -115,17 +105,21 @@ def check_attention(
 def check_plan(
     plan: AttentionPlan, q: Tensor, k_cache: Tensor, seq_lens: Tensor, spec: AttentionSpec
 ) -> None:
+    """That ``plan`` is one for these heads, this window, these blocks and this type of sums, with
+    room for so many rows and tokens. What it was planned from is on the device and not looked at.
+    Raises ValueError if it is another's."""
     num_tokens, num_heads, head_dim = q.shape
+    num_rows, num_kv_heads = seq_lens.shape[0], k_cache.shape[2]
     check_device(q=q, plan=plan.num_items)
     found = (plan.group, *plan.partial_out.shape[1::2], plan.window)
-    wanted = (num_heads // k_cache.shape[2], k_cache.shape[2], head_dim, spec.window)
+    wanted = (num_heads // num_kv_heads, num_kv_heads, head_dim, spec.window)
     if found != wanted:
         raise ValueError(
             f"the plan is for (group, num_kv_heads, head_dim, window) {found}; this is {wanted}"
         )
-    if len(seq_lens) > plan.max_rows or num_tokens > plan.max_tokens:
+    if num_rows > plan.max_rows or num_tokens > plan.max_tokens:
         raise ValueError(
-            f"{len(seq_lens)} rows and {num_tokens} tokens; the plan has room for {plan.max_rows} "
+            f"{num_rows} rows and {num_tokens} tokens; the plan has room for {plan.max_rows} "
             f"and {plan.max_tokens}"
         )
     if plan.shared is not None and plan.shared.block_size != k_cache.shape[1]:

@@ -2,18 +2,36 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 3d96001e42d3b92d1f80129f6cebdf26529dae700ac7ae944a9caf8746656b8a
+# made from sha256 df53a5c4384ee25cc2e8fb679fbacd84fc5a06154614024be0a5b4612ff706f9
 
 """What a plan consists of: buffers that stay where they are, and for which machine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .shared import SharedPrefixes
+
+
+class Layer(NamedTuple):
+    """What the attention of one layer reads and writes, in one step: ``paged_attention``'s."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    out: Tensor
+    lse: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+
+Launch = Callable[[Layer], None]
 
 
 @dataclass(frozen=True)
@@ -29,6 +47,8 @@ class AttentionPlan:
     splits of a row are done. ``share_start`` int32 [programs + 1]: the first decode item of each
     program that has a share of them; empty if each item has a program of its own. ``shared``: what
     rows have in common; None if that is not looked for.
+
+    ``launches``: what ``paged_attention`` has decided, for each form of a layer that it has seen.
     """
 
     max_tokens: int
@@ -46,15 +66,20 @@ class AttentionPlan:
     share_start: Tensor
     batch_invariant: bool
     shared: SharedPrefixes | None
+    launches: dict[object, list[Launch]] = field(init=False, repr=False, default_factory=dict)
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy has buffers of its own, so it decides anew."""
+        return vars(self) | {"launches": {}}
 
     @property
     def max_rows(self) -> int:
-        return len(self.arrivals)
+        return self.arrivals.shape[0]
 
     @property
     def is_shared_out(self) -> bool:
         """Whether programs have even shares of the decode items."""
-        return len(self.share_start) > 0
+        return self.share_start.shape[0] > 0
 
     @property
     def clamped_window(self) -> int | None:
@@ -77,3 +102,10 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return 132 if device.type == "meta" else 1
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have of it; off a GPU, an H200's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return 227 * 1024

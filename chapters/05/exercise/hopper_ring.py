@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 4de40bc08712db8f753d9dfb7e82834fde4b1d8eba2e2358207fdf3d2cb66d87
+# made from sha256 638ae43bbe3ab048ba732fe8d5962b1cb1c08322278146598a0919fbcbd78409
 
 """A ring of tiles in shared memory: one warp fetches, others compute.
 
@@ -18,14 +18,17 @@ A tile's keys lie in several blocks. It is put together from *pieces*, each one 
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
+import torch
 import triton.experimental.gluon.language as gl
 from torch import Tensor
 from triton.experimental import gluon
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 BOX_BYTES = 128  # the most that shared memory is swizzled by, and so the most a box is wide
-LEAST_PIECE = 8  # slots: the swizzle repeats after so many rows
 
 
 def piece_of(block_size: int, keys: int) -> int:
@@ -36,10 +39,27 @@ def piece_of(block_size: int, keys: int) -> int:
 def describe(cache: Tensor, keys: int) -> TensorDescriptor:
     """What the copy engine must know of ``cache``, [num_blocks, block_size, num_kv_heads, head_dim]
     with strides of whole 16 bytes, to fetch tiles of ``keys`` keys."""
-    chunk = min(cache.shape[3], BOX_BYTES // cache.element_size())
-    box = [1, piece_of(cache.shape[1], keys), 1, chunk]
-    layout = gl.NVMMASharedLayout(chunk * cache.element_size(), cache.element_size() * 8, 4)
-    return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), box, layout)
+    return _descriptor(_Place(cache.data_ptr(), cache.dtype), cache.shape, cache.stride(), keys)
+
+
+class _Place(NamedTuple):
+    """All that a descriptor asks of its tensor. So one that is remembered keeps no cache alive."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@functools.lru_cache(4096)  # K and V of many layers: making one takes a tenth of a launch
+def _descriptor(
+    place: _Place, shape: torch.Size, strides: tuple[int, ...], keys: int
+) -> TensorDescriptor:
+    chunk = min(shape[3], BOX_BYTES // place.dtype.itemsize)
+    box = [1, piece_of(shape[1], keys), 1, chunk]
+    layout = gl.NVMMASharedLayout(chunk * place.dtype.itemsize, place.dtype.itemsize * 8, 4)
+    return TensorDescriptor(place, list(shape), list(strides), box, layout)
 
 
 @gluon.jit
@@ -50,17 +70,20 @@ def new_ring(
     HEAD_DIM: gl.constexpr,
     WRITERS: gl.constexpr,
     READERS: gl.constexpr,
+    free=None,
 ):
     """Tiles, and their barriers: a tile is ready after ``WRITERS`` arrivals, free after
-    ``READERS``."""
+    ``READERS``. ``free`` is that of another ring if tiles of both are given back together."""
     BITS: gl.constexpr = dtype.primitive_bitwidth
     layout: gl.constexpr = gl.NVMMASharedLayout(min(128, HEAD_DIM * BITS // 8), BITS, 2)
     tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=WRITERS)
-        mbarrier.init(free.index(stage), count=READERS)
+    if free is None:
+        free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(free.index(stage), count=READERS)
     return tiles, ready, free
 
 
@@ -84,8 +107,12 @@ def fetch(
     ITEM: gl.constexpr,
     BEGIN: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    TURN: gl.constexpr = 0,
+    TURNS: gl.constexpr = 1,
 ):
     """Fetch the tiles of some items into the ring, in order: for one warp, which has no other work.
+    ``TURNS`` warps, a power of 2, take turns; this one has each tile whose number is ``TURN`` more
+    than a multiple of ``TURNS``.
 
     Number n is item n // num_kv_heads for KV head n % num_kv_heads. An item is ``ITEM`` numbers;
     the first is its row, that at ``BEGIN`` its first key, and the next the end of its keys. It has
@@ -109,35 +136,72 @@ def fetch(
         table = block_table + gl.load(item).to(gl.int64) * wide(table_stride)
         begin = gl.load(item + BEGIN) // PIECE * PIECE
         end = gl.load(item + BEGIN + 1)
-        blocks = _find(table, begin, end, BLOCK_SIZE, PIECE, PIECES)
-        for start in range(begin, gl.maximum(end, begin + 1), KEYS):
+        turn = (TURN - count) & (TURNS - 1)
+        tile = count + turn
+        blocks = _find(table, begin + turn * KEYS, end, BLOCK_SIZE, PIECE, PIECES)
+        for start in range(begin + turn * KEYS, gl.maximum(end, begin + 1), TURNS * KEYS):
             # The next tile's blocks are asked for before this one's place is waited for.
-            following = _find(table, start + KEYS, end, BLOCK_SIZE, PIECE, PIECES)
-            stage = count % STAGES
-            mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
+            following = _find(table, start + TURNS * KEYS, end, BLOCK_SIZE, PIECE, PIECES)
+            stage = tile % STAGES
+            mbarrier.wait(free.index(stage), (tile // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(stage), TILE_BYTES)
-            for piece in gl.static_range(PIECES):
-                position = start + piece * PIECE
-                keys = gl.minimum(gl.maximum(end - position, 0), PIECE)
-                slot = gl.where(keys == 0, BLOCK_SIZE, position % BLOCK_SIZE + keys - PIECE)
-                for chunk in gl.static_range(CHUNKS):
-                    tma.async_copy_global_to_shared(
-                        desc, [blocks[piece], slot, kv_head, chunk * CHUNK], ready.index(stage),
-                        boxes.index((stage * CHUNKS + chunk) * PIECES + piece),
-                    )  # fmt: skip
+            to = stage * CHUNKS * PIECES
+            if start + KEYS <= end:
+                _order(
+                    desc, boxes, to, ready.index(stage), blocks, start, end, kv_head, BLOCK_SIZE,
+                    PIECES, CHUNKS, True,
+                )  # fmt: skip
+            else:
+                _order(
+                    desc, boxes, to, ready.index(stage), blocks, start, end, kv_head, BLOCK_SIZE,
+                    PIECES, CHUNKS, False,
+                )  # fmt: skip
             blocks = following
-            count += 1
+            tile += TURNS
+        count += gl.maximum(gl.cdiv(end - begin, KEYS), 1)
 
 
 @gluon.jit
 def _find(table, start, end, BLOCK_SIZE: gl.constexpr, PIECE: gl.constexpr, PIECES: gl.constexpr):
     """The blocks of a tile's pieces. Columns behind the last key's are not read."""
+    last_piece = gl.maximum(end - 1, 0) // PIECE
     blocks = ()
     for piece in gl.static_range(PIECES):
-        last_key = gl.maximum(end - 1, 0)
-        column = gl.minimum(start + piece * PIECE, last_key) // BLOCK_SIZE
-        blocks = blocks + (gl.load(table + column),)  # type: ignore[assignment]  # noqa: RUF005
+        number = gl.minimum(start // PIECE + piece, last_piece)
+        block = gl.load(table + number // (BLOCK_SIZE // PIECE))
+        blocks = blocks + (block,)  # type: ignore[assignment]  # noqa: RUF005
     return blocks
+
+
+@gluon.jit
+def _order(
+    desc,
+    boxes,
+    to,
+    ready,
+    blocks,
+    start,
+    end,
+    kv_head,
+    BLOCK_SIZE: gl.constexpr,
+    PIECES: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    WHOLE: gl.constexpr,
+):
+    """Ask the copy engine for a tile's boxes. Of a ``WHOLE`` tile all keys lie before the end: one
+    thread orders all boxes of a tile, and each instruction that it is spared counts."""
+    PIECE: gl.constexpr = desc.block_shape[1]
+    CHUNK: gl.constexpr = desc.block_shape[3]
+    for piece in gl.static_range(PIECES):
+        slot = (start // PIECE + piece) % (BLOCK_SIZE // PIECE) * PIECE
+        if not WHOLE:
+            keys = gl.minimum(gl.maximum(end - start - piece * PIECE, 0), PIECE)
+            slot = gl.where(keys == 0, BLOCK_SIZE, slot + keys - PIECE)
+        for chunk in gl.static_range(CHUNKS):
+            tma.async_copy_global_to_shared(
+                desc, [blocks[piece], slot, kv_head, chunk * CHUNK], ready,
+                boxes.index(to + chunk * PIECES + piece),
+            )  # fmt: skip
 
 
 @gluon.jit
@@ -151,33 +215,3 @@ def key_positions(start, end, lanes, PIECE: gl.constexpr):
     moved = gl.where(keys - shift >= last_piece, keys - shift, NOWHERE)
     moved = gl.where(keys < last_piece + PIECE, moved, NOWHERE)
     return gl.where(keys >= last_piece, moved, keys)
-
-
-@gluon.jit
-def widen(narrow_ring, ring, items, first, last, step, num_kv_heads, PIECE: gl.constexpr):
-    """Make float16 of the tiles of an fp8 cache, which it holds exactly: for warps of their own.
-    Items are decode items."""
-    narrow, narrow_ready, narrow_free = narrow_ring
-    tiles, ready, free = ring
-    KEYS: gl.constexpr = tiles.shape[1]
-    HEAD_DIM: gl.constexpr = tiles.shape[2]
-    layout: gl.constexpr = gl.BlockedLayout(
-        [1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [gl.num_warps(), 1], [1, 0]
-    )
-    count = 0
-    for number in range(first, last, step):
-        item = items + number // num_kv_heads * 8
-        begin = gl.load(item + 4) // PIECE * PIECE
-        end = gl.load(item + 5)
-        for _ in range(begin, gl.maximum(end, begin + 1), KEYS):
-            there = count % narrow.shape[0]
-            here = count % tiles.shape[0]
-            mbarrier.wait(narrow_ready.index(there), count // narrow.shape[0] & 1)
-            numbers = narrow.index(there).load(layout).to(tiles.dtype)
-            fence_async_shared()  # until they are read, the copy engine may not write there
-            mbarrier.arrive(narrow_free.index(there))
-            mbarrier.wait(free.index(here), (count // tiles.shape[0] & 1) ^ 1)
-            tiles.index(here).store(numbers)
-            fence_async_shared()
-            mbarrier.arrive(ready.index(here))
-            count += 1

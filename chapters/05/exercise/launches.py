@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 b4e5714a25665f3eaa73847525739441bf538edc87d5c44f2b102bfe229e374c
+# made from sha256 e57a5ba597cd168a584eb055b06214d3348269f20e6d1f1afdd3b362187d037e
 
 """The calls whose kernels must not spill: the configurations in which speed is measured.
 
@@ -122,6 +122,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "merge": _merge,
     "naive decode": _naive_decode,
     "decode": lambda: _attend(64, 64),
+    "decode, short tables": lambda: _attend(8, 8, width=32),
     "decode, head_dim 64": lambda: _attend(64, 64, head_dim=64),
     "decode, fp8 cache": lambda: _attend(64, 64, FP8),
     "decode, shared prefixes": lambda: _attend(64, 64, share_block_size=BLOCK_SIZE),
@@ -138,5 +139,6 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "decode, any machine, fp8 cache": lambda: _plain(64, 64, dtype=FP8),
     "decode, any machine, shared prefixes": lambda: _plain(64, 64, share_block_size=BLOCK_SIZE),
     "prefill, any machine": lambda: _plain(4, 16384),
+    "prefill chunk, any machine": lambda: _plain(1, 512),
     "prefill, any machine, head_dim 64": lambda: _plain(4, 16384, head_dim=64),
 }

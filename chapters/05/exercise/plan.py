@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 a11ee733bbeb70e7f3978fa747c0913d01ea6795c7dc5a2878cc69fc6ba64f68
+# made from sha256 7200f030764226447b8140b79e5a9e4220e480c867cff2d9a4a53d466fbb9cef
 
 """The plan of a step: its work, cut into items of like size.
 
@@ -131,15 +131,15 @@ def plan_attention(
     query_start_loc: Tensor,
     block_table: Tensor | None = None,
 ) -> None:
-    """Cut a step into items: fills the plan's buffers. One launch, or three if prefixes are shared,
-    and no synchronisation.
+    """Cut a step into items: fills the plan's buffers, without synchronisation. One launch; one
+    more if decode rows are shared out and there may be prefill, and two if prefixes are shared.
 
     ``seq_lens`` int32 [num_rows], each row's length with its new tokens; ``query_start_loc`` int32
     [num_rows + 1]; ``block_table`` int32 [num_rows, width]: a plan that shares prefixes needs it.
     Raises ValueError for a wrong type, shape or device, or more rows than the plan has room for.
     """
     check_shape("seq_lens", seq_lens, ("num_rows",))
-    num_rows = len(seq_lens)
+    num_rows = seq_lens.shape[0]
     check_shape("query_start_loc", query_start_loc, (num_rows + 1,))
     check_dtype("seq_lens", seq_lens, torch.int32)
     check_dtype("query_start_loc", query_start_loc, torch.int32)
@@ -153,27 +153,28 @@ def plan_attention(
         )
     if not plan.max_rows:
         return
-    _plan_kernel[(plan.max_rows,)](
-        seq_lens,
-        query_start_loc,
-        None if plan.is_shared_out else plan.decode_items,
-        plan.prefill_items,
-        plan.arrivals,
-        plan.num_items,
-        None if plan.shared is None else plan.shared.own_begin,
-        num_rows,
-        plan.target_splits,
-        plan.clamped_window or 0,
-        len(plan.decode_items),
-        len(plan.prefill_items),
-        DECODE_QUERIES=plan.decode_queries,
-        PREFILL_QUERIES=plan.prefill_queries,
-        SPLIT_KEYS=SPLIT_KEYS,
-        LONE_SPLITS=LONE_SPLITS if plan.batch_invariant else None,
-        LONE_KEYS=LONE_KEYS,
-        NUM_KV_HEADS=plan.arrivals.shape[1],
-        BLOCK=min(1024, triton.next_power_of_2(plan.max_rows)),
-    )
+    if plan.prefill_items.shape[0] or not plan.is_shared_out:
+        _plan_kernel[(plan.max_rows,)](
+            seq_lens,
+            query_start_loc,
+            None if plan.is_shared_out else plan.decode_items,
+            plan.prefill_items,
+            plan.arrivals,
+            plan.num_items,
+            None if plan.shared is None else plan.shared.own_begin,
+            num_rows,
+            plan.target_splits,
+            plan.clamped_window or 0,
+            plan.decode_items.shape[0],
+            plan.prefill_items.shape[0],
+            DECODE_QUERIES=plan.decode_queries,
+            PREFILL_QUERIES=plan.prefill_queries,
+            SPLIT_KEYS=SPLIT_KEYS,
+            LONE_SPLITS=LONE_SPLITS if plan.batch_invariant else None,
+            LONE_KEYS=LONE_KEYS,
+            NUM_KV_HEADS=plan.arrivals.shape[1],
+            BLOCK=min(1024, triton.next_power_of_2(plan.max_rows)),
+        )
     if plan.is_shared_out:
         cut_shares(plan, seq_lens, query_start_loc, plan.share_start)
 

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 036d394f0eb4dc20fdc4ae4ed28ace1c730c3f84c4dab718806fa402da4e7cc7
+# made from sha256 93e213a8a321635f739acdcaba87fdabe161be84f1a7cd652a3009c3be49331d
 
 """Even shares: decode items for kernels that keep a ring of tiles full.
 
@@ -61,19 +61,22 @@ def _measure(
     DECODE_QUERIES: tl.constexpr,
     SHARE_KEYS: tl.constexpr,
 ):
-    """Of these rows: first token, queries, length, first key, and tiles: 0 unless it decodes."""
+    """Of these rows: first token, queries, length, first key, where its tile begins, and tiles: 0
+    unless it decodes."""
     real = rows < num_rows
     first_token = tl.load(query_start_loc + rows, mask=real, other=0)
     queries = tl.load(query_start_loc + rows + 1, mask=real, other=0) - first_token
     seq_len = tl.load(seq_lens + rows, mask=real, other=0)
     if own_begin is None:
         first_seen = tl.where(window > 0, tl.maximum(seq_len - queries - window + 1, 0), 0)
-        begin = tl.minimum(first_seen, seq_len) // SHARE_KEYS * SHARE_KEYS
+        first_key = tl.minimum(first_seen, seq_len)
+        begin = first_key // SHARE_KEYS * SHARE_KEYS
     else:  # there is no window
-        begin = tl.load(own_begin + rows, mask=real, other=0)
+        first_key = tl.load(own_begin + rows, mask=real, other=0)
+        begin = first_key
     tiles = tl.maximum(tl.cdiv(seq_len - begin, SHARE_KEYS), 1)
     tiles = tl.where((queries > 0) & (queries <= DECODE_QUERIES), tiles, 0)
-    return first_token, queries, seq_len, begin, tiles
+    return first_token, queries, seq_len, first_key, begin, tiles
 
 
 @triton.jit
@@ -106,7 +109,7 @@ def _cut_shares_kernel(
     all_tiles = tl.zeros((), tl.int64)
     for start in range(0, num_rows, BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        _, _, _, _, tiles = _measure(
+        _, _, _, _, _, tiles = _measure(
             seq_lens, query_start_loc, own_begin, rows, num_rows, window, DECODE_QUERIES,
             SHARE_KEYS,
         )  # fmt: skip
@@ -119,7 +122,7 @@ def _cut_shares_kernel(
     passed = tl.zeros((), tl.int64)
     for start in range(0, num_rows, BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        _, _, _, _, tiles = _measure(
+        _, _, _, _, _, tiles = _measure(
             seq_lens, query_start_loc, own_begin, rows, num_rows, window, DECODE_QUERIES,
             SHARE_KEYS,
         )  # fmt: skip
@@ -143,7 +146,7 @@ def _cut_shares_kernel(
     for kv_head in range(NUM_KV_HEADS):
         tl.store(arrivals + row * NUM_KV_HEADS + kv_head, 0)
 
-    token, queries, seq_len, begin, tiles = _measure(
+    token, queries, seq_len, first_key, begin, tiles = _measure(
         seq_lens, query_start_loc, own_begin, row, num_rows, window, DECODE_QUERIES, SHARE_KEYS
     )
     if tiles == 0:
@@ -163,6 +166,8 @@ def _cut_shares_kernel(
         tl.store(item + 2, queries, mask=here)
         tl.store(item + 3, seq_len - queries, mask=here)
         keys_from = begin + ((tile - my_tile) * SHARE_KEYS).to(tl.int32)
+        # Blocks before a window's first key were given away, and may hold anything.
+        keys_from = tl.maximum(keys_from, first_key)
         keys_to = begin + ((upto - my_tile) * SHARE_KEYS).to(tl.int32)
         tl.store(item + 4, keys_from, mask=here)
         tl.store(item + 5, tl.minimum(keys_to, tl.maximum(seq_len, 0)), mask=here)

@@ -2,7 +2,7 @@
 #   pytest chapters/05 --student                all its tests on this folder
 #   pytest chapters/05 --student --task 5.1     those of one task
 # `pagedattn exercises` wrote it and never overwrites your work; with --force it does.
-# made from sha256 cff04df97e2f4b10af2af0338e690d80f7016fc7aca16ab75a9d4b35553a856a
+# made from sha256 ae300f7909da0f428b96511847dd23716076d74d54810ab0904c62ea0d44af35
 
 """From position to slot, on the device: which slot each token of a batch is stored in."""
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagedattn.whole_number import at_least_1
+from pagedattn.whole_number import at_least_1, whole_number
 
 from .checks import INTEGERS, check_contiguous, check_device, check_dtype, check_shape
 
@@ -27,6 +27,9 @@ def compute_slot_mapping(
     block_size: int,
     *,
     out: Tensor | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_interleave: int = 1,
 ) -> Tensor:
     """The slot of every token of a batch, and -1 for padding. One launch, no synchronisation.
 
@@ -37,12 +40,18 @@ def compute_slot_mapping(
     end of the buffer. So does a position for which its row has no column, a negative one too: no
     block is there.
 
-    Raises ValueError for a wrong type, shape, device or block size.
+    In context parallelism ``cp_world_size`` ranks share the tokens of every sequence, dealt out in
+    turn, ``cp_interleave`` at a time. A token of another rank than ``cp_rank`` gets slot -1; of the
+    others, the n-th lies where the n-th of a sequence would lie if there were one rank.
+
+    Raises ValueError for a wrong type, shape, device or block size, a rank outside its world, and
+    an interleave that does not divide the block size.
 
     Source: ``vllm/v1/worker/block_table.py``, ``BlockTable.compute_slot_mapping``.
     """
     block_size = at_least_1(block_size, "block_size")
     _check(block_table, query_start_loc, positions, out)
+    _check_ranks(cp_world_size, cp_rank, cp_interleave, block_size)
     num_seqs, width = block_table.shape
     if out is None:
         out = torch.empty_like(positions, dtype=torch.int64)
@@ -59,6 +68,9 @@ def compute_slot_mapping(
             len(out),
             num_seqs.bit_length(),
             BLOCK_SIZE=block_size,
+            WORLD_SIZE=cp_world_size,
+            RANK=cp_rank,
+            INTERLEAVE=cp_interleave,
             TOKENS=TOKENS,
             num_warps=4,
         )
@@ -88,6 +100,27 @@ def _check(
             raise ValueError(f"out has {len(out)} places for {len(positions)} tokens")
 
 
+def _check_ranks(world_size: int, rank: int, interleave: int, block_size: int) -> None:
+    if not 0 <= whole_number(rank, "cp_rank") < at_least_1(world_size, "cp_world_size"):
+        raise ValueError(f"cp_rank is {rank}; {world_size} ranks are numbered from 0")
+    if block_size % at_least_1(interleave, "cp_interleave"):
+        raise ValueError(f"cp_interleave {interleave} does not divide block_size {block_size}")
+
+
+@triton.jit
+def _local_position(
+    position, WORLD_SIZE: tl.constexpr, RANK: tl.constexpr, INTERLEAVE: tl.constexpr
+):
+    """How many of its sequence's tokens this rank keeps before a token; below 0 for a token of
+    another rank, and for a position below 0."""
+    if WORLD_SIZE > 1:
+        turn = position // INTERLEAVE
+        mine = (position >= 0) & (turn % WORLD_SIZE == RANK)
+        position = turn // WORLD_SIZE * INTERLEAVE + position % INTERLEAVE
+        position = tl.where(mine, position, -1)
+    return position
+
+
 # One compilation for all sizes of a batch.
 @triton.jit(do_not_specialize=["num_seqs", "num_tokens", "num_slots", "num_steps"])
 def _slot_mapping_kernel(
@@ -102,11 +135,15 @@ def _slot_mapping_kernel(
     num_slots,
     num_steps,
     BLOCK_SIZE: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
+    RANK: tl.constexpr,
+    INTERLEAVE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     """A program has some tokens of the batch, of whatever sequences. Which ones, each token finds
-    by bisection: its row is the last one that begins at or before it."""
+    by bisection: its row is the last one that begins at or before it. What decides about its slot
+    is its ``_local_position``."""
     raise NotImplementedError(
-        "task 5.1: each token bisects query_start_loc for its row, num_steps times; then slot = "
-        "block * BLOCK_SIZE + offset, in 64 bits, and -1 for padding"
+        "task 5.1: each token bisects query_start_loc for its row, num_steps times; then, with its "
+        "_local_position, slot = block * BLOCK_SIZE + offset, in 64 bits, and -1 for padding"
     )
